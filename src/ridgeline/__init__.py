@@ -1,0 +1,91 @@
+"""How fast could this model run here, why doesn't it, and what would make it?
+
+    workload = capture(model, inputs)        # what must be computed; also capture("resnet18"), capture("model.onnx")
+    target   = load_target("h200")           # what computes it; also "cpu" (this machine) or "./mychip.toml"
+    profile  = estimate(workload, target)    # how long each op must take, and what limits it [s, B, FLOP]
+    profile  = measure(model, inputs)        # how long it does take: the same rows, measured
+    advice   = advise(profile)               # what would pay, each change estimated again
+
+`import ridgeline` imports nothing but this file: each public name is fetched from its module when first used. Two of them,
+`estimate` and `measure`, are rooms (sub-packages) as well. The function has the name; see `_Api` for how both are reached.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .core.errors import RidgelineError
+    from .core.profile import Profile
+    from .estimate.advice import advise
+    from .estimate.processor import estimate
+    from .measure.profiler import measure
+    from .measure.regions import profile_op
+    from .target.calibrate import calibrate
+    from .target.load import load_target
+    from .workload.capture import capture
+    from .workload.graph import Workload
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Profile",
+    "RidgelineError",
+    "Workload",
+    "__version__",
+    "advise",
+    "calibrate",
+    "capture",
+    "estimate",
+    "load_target",
+    "measure",
+    "profile_op",
+]
+
+_HOMES = {
+    "Profile": ".core.profile",
+    "RidgelineError": ".core.errors",
+    "Workload": ".workload.graph",
+    "advise": ".estimate.advice",
+    "calibrate": ".target.calibrate",
+    "capture": ".workload.capture",
+    "estimate": ".estimate.processor",
+    "load_target": ".target.load",
+    "measure": ".measure.profiler",
+    "profile_op": ".measure.regions",
+}
+
+
+class _Api(ModuleType):
+    """Keeps a public name for its function when the import system binds the room of the same name.
+
+    Importing `ridgeline.estimate.processor` ends with setattr(ridgeline, "estimate", <the package>), which would hide the
+    function from then on. That binding is dropped; the package stays in sys.modules, where `from` imports find it.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    room = sys.modules.get(f"{__name__}.{name}")
+    if room is not None and isinstance(value, FunctionType):
+        # `import ridgeline.estimate.processor as p` looks for `processor` on whatever `ridgeline.estimate` is, so the
+        # function shares the room's namespace: `ridgeline.estimate(...)` and `ridgeline.estimate.processor` both work.
+        vars(room).update(vars(value))
+        value.__dict__ = vars(room)
+    return value  # not kept: a module's own attribute stays the only copy, so a patched one is seen here too
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Api

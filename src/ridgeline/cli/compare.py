@@ -1,0 +1,49 @@
+"""`ridgeline compare MODEL --on a,b,c`: one model, several targets, one table."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from .common import Batch, Context, Dtype, Html, Json, Mode, Model, Phase, emit_json, progress, say
+
+
+def compare(
+    model: Model = "resnet18",
+    on: Annotated[str, typer.Option("--on", help="Targets, separated by commas.")] = "cpu,l4,a100,h200,npu-256",
+    batch: Batch = None,
+    dtype: Dtype = None,
+    phase: Phase = None,
+    context: Context = None,
+    mode: Mode = "eager",
+    as_json: Json = False,
+    html: Html = None,
+) -> None:
+    """Put one model on several machines side by side."""
+    from ..core.errors import OptionError
+    from ..core.files import write_text
+    from ..estimate.processor import estimate
+    from ..report.html import render_comparison_html
+    from ..report.table import render_comparison
+    from ..target.load import check_target, load_target
+    from ..workload.capture import capture
+
+    names = [name.strip() for name in on.split(",") if name.strip()]
+    if not names:
+        raise OptionError("--on is empty", why="there is nothing to compare", do="name targets, e.g. --on cpu,h200,npu-256")
+    with progress(f"comparing {model} on {', '.join(names)}") as report:
+        for name in names:
+            check_target(name)
+        workload = capture(model, batch=batch, dtype=dtype, phase=phase, context=context)
+        specs = [load_target(name, report) for name in names]
+        profiles = [estimate(workload, spec, mode=mode) for spec in specs]
+    if html:
+        write_text(html, render_comparison_html(profiles))
+        say(f"report: {html}")
+    if as_json:
+        emit_json({"schema": 1, "model": workload.model, "batch": workload.batch, "dtype": workload.dtype,
+                   "targets": [{"target": p.target, "total": p.total.to_dict()} for p in profiles]})  # fmt: skip
+    else:
+        sys.stdout.write(render_comparison(profiles) + "\n")

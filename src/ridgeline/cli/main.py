@@ -1,0 +1,67 @@
+"""The command line: one thin file a command, loaded when it runs.
+
+    ridgeline analyze | profile | compare | ab | targets | models | calibrate | env
+
+Exit codes: 0 done, 1 a check failed (a regression against a baseline), 2 bad input: what, why and what to do on stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from . import ab, analyze, calibrate, compare, env, models, profile, targets
+
+app = typer.Typer(
+    name="ridgeline",
+    help="How fast could this model run here, why doesn't it, and what would make it?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.command("analyze")(analyze.analyze)
+app.command("profile")(profile.profile)
+app.command("compare")(compare.compare)
+app.command("ab")(ab.ab)
+app.command("models")(models.models)
+app.command("calibrate")(calibrate.calibrate)
+app.command("env")(env.env)
+app.add_typer(targets.app, name="targets")
+
+
+def version(show: bool) -> None:
+    if show:
+        from .. import __version__
+
+        sys.stdout.write(f"ridgeline {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: bool = typer.Option(False, "--version", help="Print the version and stop.", callback=version, is_eager=True),
+) -> None:
+    """How fast could this model run here, why doesn't it, and what would make it?"""
+
+
+def main() -> None:
+    """Run a command; our own errors become three lines and an exit code, never a traceback."""
+    from ..core.errors import RegressionError, RidgelineError
+
+    try:
+        app()
+    except RidgelineError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        sys.exit(1 if isinstance(error, RegressionError) else 2)
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped\n")
+        sys.exit(130)
+    except BrokenPipeError:  # the reader (head, less) has gone; nothing is wrong
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Files that are whole or absent: write beside, flush, rename; and where Ridgeline keeps its own.
+
+write_text(path, text) ──> path.tmp-XXXX ──fsync──> os.replace ──> path        (a crash leaves the old file)
+cache_dir() = $RIDGELINE_CACHE or $XDG_CACHE_HOME/ridgeline or ~/.cache/ridgeline
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .errors import OptionError
+
+
+def write_text(path: Path | str, text: str) -> Path:
+    """Write the whole file or nothing; the folder must exist or be creatable."""
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    except OSError as error:
+        raise OptionError(f"cannot write {target}", why=str(error), do="give a path in a folder you may write to") from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, target)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise OptionError(f"cannot write {target}", why=str(error), do="give a path in a folder you may write to") from error
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return target
+
+
+def write_json(path: Path | str, data: Any) -> Path:
+    """Atomic JSON, indented, with a final newline."""
+    return write_text(path, json.dumps(data, indent=1) + "\n")
+
+
+def cache_dir() -> Path:
+    """Where calibrations and baselines live."""
+    if given := os.environ.get("RIDGELINE_CACHE"):
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ridgeline"

@@ -1,0 +1,151 @@
+"""Advice is the estimate run again with one change made: the gain it predicts, and the limit that binds next.
+
+    Profile ──each change──> estimate(changed workload, changed target or settings) ──> Advice(change, speed-up, next limit)
+      speed-up is per sample, so that a larger batch can be compared with the rest
+
+A change that gains less than 2 % is left out. Quality is not predicted: a change that alters numbers says so in its detail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from ..core.dtypes import BITS, FLOATING
+from ..core.errors import RidgelineError
+from ..core.profile import Advice, Profile
+from ..target.load import catalog_names, load_target
+from ..target.spec import ProcessorSpec
+from ..workload.graph import Op, Operand, Workload
+from .processor import Settings, estimate
+
+LEAST_GAIN = 1.02
+NARROWER = ("tfloat32", "bfloat16", "float16", "float8", "int8")
+Change = tuple[str, str, Callable[[], Profile]]
+
+
+def advise(profile: Profile) -> list[Advice]:
+    """What would help, best first; empty where nothing would."""
+    workload, spec, settings = profile.workload, profile.spec, profile.settings
+    if workload is None or spec is None or not profile.rows:
+        return []
+    found = []
+    before_s = profile.total.time_s / max(profile.batch, 1)
+    for change, detail, run in _changes(workload, spec, settings):
+        try:
+            after = run()
+        except RidgelineError:
+            continue  # a change this model or target does not allow is no advice
+        after_s = after.total.time_s / max(after.batch, 1)
+        if after_s > 0 and before_s / after_s >= LEAST_GAIN:
+            found.append(Advice(change, before_s / after_s, _limit(after), detail, before_s, after_s))
+    return sorted(found, key=lambda a: -a.predicted_speedup)
+
+
+def _limit(profile: Profile) -> str:
+    """The limit that binds after a change, with the cause of its heaviest op."""
+    heaviest = max(profile.rows, key=lambda row: row.time_s)
+    return f"{profile.total.bottleneck} ({heaviest.cause})"
+
+
+def _changes(workload: Workload, spec: ProcessorSpec, settings: Settings) -> Iterator[Change]:
+    def again(work: Workload, target: ProcessorSpec = spec, how: Settings = settings) -> Callable[[], Profile]:
+        return lambda: estimate(work, target, settings=how)
+
+    yield from _precision(workload, spec, again)
+    if settings.mode == "eager":
+        yield (
+            "fusion",
+            "pointwise chains, conv + batch norm + activation and attention as one kernel each (torch.compile)",
+            again(workload, how=replace(settings, mode="fused")),
+        )
+    if spec.dispatch and spec.dispatch.in_graph_s and not settings.graph:
+        yield "graph capture", "launch the whole pass as one CUDA graph", again(workload, how=replace(settings, graph=True))
+    if workload.rebatch is not None:
+        larger = workload.batch * 8
+        yield (
+            f"batch {larger}",
+            "more samples share the weights read; time per sample, latency of one pass rises",
+            _rebatched(workload, larger, again),
+        )
+    yield from _weights(workload, spec, settings, again)
+    if any(op.kind == "conv" for op in workload.ops) and not settings.channels_last and any(p.family == "conv_nhwc" for p in spec.probes):
+        yield (
+            "channels-last",
+            "store images as NHWC: model.to(memory_format=torch.channels_last)",
+            again(workload, how=replace(settings, channels_last=True)),
+        )
+    if any(unit.tiles for unit in spec.units.values()):
+        yield "smaller tiles", "tiles down to 16 x 16, so that fewer are padded or left idle", again(workload, _finer_tiles(spec))
+    if settings.devices > 1 or settings.host_copy:
+        yield "overlap communication", "send while the next op computes", again(workload, how=replace(settings, communication_overlap=1.0))
+    if settings.devices > 1:
+        yield (
+            "compress communication",
+            "messages in 8 bits; rounds what is sent",
+            again(workload, how=replace(settings, compression=_compression(workload))),
+        )
+    for name in catalog_names():
+        if name != spec.name:
+            yield f"device {name}", "the same run on another machine", _elsewhere(name, again, workload)
+
+
+def _elsewhere(name: str, again: Callable[..., Callable[[], Profile]], workload: Workload) -> Callable[[], Profile]:
+    return lambda: again(workload, load_target(name))()
+
+
+def _rebatched(workload: Workload, batch: int, again: Callable[..., Callable[[], Profile]]) -> Callable[[], Profile]:
+    def run() -> Profile:
+        if workload.rebatch is None:
+            raise AssertionError("only offered where the workload can be captured again")
+        larger: Profile = again(workload.rebatch(batch))()
+        return larger
+
+    return run
+
+
+def _precision(workload: Workload, spec: ProcessorSpec, again: Callable[..., Callable[[], Profile]]) -> Iterator[Change]:
+    if workload.dtype not in FLOATING:
+        return
+    for dtype in NARROWER:
+        narrower = BITS[dtype] < BITS[workload.dtype] or (dtype == "tfloat32" and workload.dtype == "float32")
+        if narrower and spec.peak("linear", dtype)[1] == dtype:
+            yield f"precision {dtype}", f"weights and activations in {dtype}: check the accuracy", again(workload.with_dtype(dtype))
+
+
+def _weights(workload: Workload, spec: ProcessorSpec, settings: Settings, again: Callable[..., Callable[[], Profile]]) -> Iterator[Change]:
+    for dtype in ("int8", "int4"):
+        if BITS[dtype] < BITS[workload.dtype]:
+            detail = f"weights stored in {dtype} and widened on the way in; arithmetic stays {workload.dtype}: check the accuracy"
+            yield f"weight-only {dtype}", detail, again(workload.with_dtype(dtype, ("weights",)))
+    if any(unit.sparse_speedup > 1 for unit in spec.units.values()) and not settings.sparse:
+        yield (
+            "2:4 sparsity",
+            "half of the weights zero in every group of four: check the accuracy",
+            again(_half_weights(workload), how=replace(settings, sparse=True)),
+        )
+
+
+def _half_weights(workload: Workload) -> Workload:
+    """Matrix weights at half their elements plus two index bits for each that is kept."""
+
+    def thinner(o: Operand) -> Operand:
+        bits = BITS[o.dtype]
+        return replace(o, elements=int(o.elements * (bits + 2) / (2 * bits))) if o.role == "weights" else o
+
+    def thin(op: Op) -> Op:
+        return replace(op, inputs=tuple(map(thinner, op.inputs))) if op.loops else op
+
+    return replace(workload, ops=tuple(map(thin, workload.ops)))
+
+
+def _finer_tiles(spec: ProcessorSpec) -> ProcessorSpec:
+    units = {
+        name: unit.model_copy(update={"tiles": (*unit.tiles, (32, 32), (16, 16))}) if unit.tiles else unit
+        for name, unit in spec.units.items()
+    }
+    return spec.model_copy(update={"units": units})
+
+
+def _compression(workload: Workload) -> float:
+    return max(BITS[workload.dtype] / 8, 1.0)

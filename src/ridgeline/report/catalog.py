@@ -1,0 +1,88 @@
+"""Listings: the targets, the models, and facts about this machine, as terminal tables.
+
+specs ──render_targets──> text        model infos ──render_models──> text        nested facts ──render_facts──> text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from . import format as fmt
+
+if TYPE_CHECKING:
+    from ..target.spec import ProcessorSpec
+    from ..workload.models import ModelInfo
+
+SHOWN_DTYPES = ("float32", "bfloat16", "int8")
+
+
+def _text(table: Table, width: int = 140) -> str:
+    console = Console(file=StringIO(), width=width, color_system=None)
+    console.print(table)
+    stream = console.file
+    return stream.getvalue().rstrip() if isinstance(stream, StringIO) else ""
+
+
+def _table(*columns: tuple[str, bool]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, right in columns:
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    return table
+
+
+def render_targets(specs: Sequence[ProcessorSpec]) -> str:
+    """One row a target: matmul peaks, outermost memory, and what it is."""
+    numbers = [(f"{dtype}", True) for dtype in SHOWN_DTYPES]
+    table = _table(("target", False), *numbers, ("memory", True), ("bandwidth", True), ("levels", False), ("what", False))
+    for spec in specs:
+        memory = spec.memories[spec.outermost]
+        peaks = []
+        for dtype in SHOWN_DTYPES:
+            _, used, rate = spec.peak("matmul", dtype)
+            peaks.append(fmt.flop_rate(rate) if used == dtype else "–")
+        table.add_row(
+            escape(spec.name),
+            *peaks,
+            fmt.size(memory.capacity_bytes.value),
+            fmt.byte_rate(memory.bandwidth_bps.value),
+            escape(" ".join(spec.memories)),
+            escape(spec.description),
+        )
+    if len(specs) > 1:
+        for name in ("cpu", "cuda"):
+            table.add_row(name, *["" for _ in SHOWN_DTYPES], "", "", "", "this machine, calibrated on first use")
+    return _text(table)
+
+
+def render_models(infos: Sequence[ModelInfo]) -> str:
+    """One row a named model."""
+    table = _table(("model", False), ("parameters", True), ("dtype", False), ("context", True), ("phases", False), ("what", False))
+    for info in infos:
+        context = f"{info.default_context:,}" if info.default_context else ""
+        table.add_row(info.name, f"{info.parameters:,}", info.default_dtype, context, ", ".join(info.phases), escape(info.description))
+    return _text(table)
+
+
+def render_facts(facts: Mapping[str, Any]) -> str:
+    """Nested facts as `key  value` lines."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for key, value in _flat(facts):
+        table.add_row(escape(key), escape(fmt.plain(value)))
+    return _text(table)
+
+
+def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in facts.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
