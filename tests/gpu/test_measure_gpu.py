@@ -124,7 +124,7 @@ def test_ab_sees_twice_the_work() -> None:
     with torch.inference_mode():
         found = ab(lambda: module.linear(x), lambda: module.linear(module.linear(x)), device="cuda", rounds=20)
     assert found.verdict == "a faster" and found.ratio == pytest.approx(2, rel=0.25)
-    assert ab_models("resnet18@dtype=float32,batch=32", "resnet18@dtype=float16,batch=32", device="cuda", rounds=10).verdict == "b faster"
+    assert ab_models("resnet18@dtype=float32,batch=256", "resnet18@dtype=float16,batch=256", device="cuda", rounds=10).verdict == "b faster"
 
 
 def test_synced_regions_hold_the_devices_work() -> None:

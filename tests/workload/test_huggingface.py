@@ -109,9 +109,11 @@ def test_passes_answer_as_transformers_does(tmp_path: Path, name: str) -> None:
                 assert ours.shape[2] == min(24, CAUSAL[name].get("sliding_window") or 24)
                 ours[:, :, :-1] = theirs[:, :, 1 - ours.shape[2] :]
                 ours[:, :, -1] = torch.nan  # the place the step must fill
-        step = decode.module(ids[:, -1:], decode.kwargs["kv_cache"])
-        torch.testing.assert_close(prefill.module(ids).logits, expected, atol=1e-6, rtol=0)
-    torch.testing.assert_close(step[:, 0], expected[:, -1], atol=1e-6, rtol=0)  # rotations are made in float32
+        torch.testing.assert_close(prefill.module(ids).logits, expected, atol=1e-6, rtol=0)  # rotations are made in float32
+        for attention in ("ridgeline", "eager"):  # the second asks the cache for the size of its masks
+            decode.module.config._attn_implementation = attention
+            step = decode.module(ids[:, -1:], decode.kwargs["kv_cache"])
+            torch.testing.assert_close(step[:, 0], expected[:, -1], atol=1e-6, rtol=0)
 
 
 def test_dtype_comes_from_the_option_then_the_config(tmp_path: Path) -> None:
@@ -196,8 +198,10 @@ def test_unknown_classes_give_way_to_the_plain_model(tmp_path: Path) -> None:
 
 
 def test_a_config_cannot_name_kernels_to_fetch(tmp_path: Path) -> None:
-    path = folder(tmp_path / "m", CAUSAL["llama"] | {"_attn_implementation": "someone/kernel", "attn_implementation": "someone/kernel"})
-    assert build_folder(path, CaseOptions()).module.config._attn_implementation == "ridgeline"
+    names = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
+    path = folder(tmp_path / "m", CAUSAL["llama"] | dict.fromkeys(names, "someone/kernel"))
+    config = build_folder(path, CaseOptions()).module.config
+    assert config._attn_implementation == "ridgeline" and config._experts_implementation != "someone/kernel"
 
 
 DEEP = '{"model_type": "llama", "x": ' + "[" * 100_000 + "]" * 100_000 + "}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -93,6 +94,7 @@ def save(
     graph = helper.make_graph(
         nodes, "g", taken, [helper.make_empty_tensor_value_info(name) for name in outputs], [*stored, *model.pop("constants", [])]
     )
+    graph.value_info.extend(model.pop("claims", []))
     opsets = [helper.make_opsetid("", model.pop("opset", 23)), *model.pop("opsets", [])]
     path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=10, **model).SerializeToString())
     return str(path)
@@ -312,6 +314,13 @@ def test_products_with_weights_are_linear(tmp_path: Path) -> None:
     assert second.bytes_of("weights") == 4 * (256 + 16)
 
 
+def test_transposed_products_keep_their_loops(tmp_path: Path) -> None:
+    for attributes, shapes in (({}, ([3, 4], [4, 5])), ({"transA": 1}, ([4, 3], [4, 5])), ({"transB": 1}, ([3, 4], [5, 4]))):
+        inputs = {name: (FLOAT, shape) for name, shape in zip("ab", shapes, strict=True)}
+        op = capture(save(tmp_path / "n.onnx", [helper.make_node("Gemm", ["a", "b"], ["y"], **attributes)], inputs, ["y"])).ops[0]
+        assert op.loops[0].dims == {"B": 1, "M": 3, "N": 5, "K": 4}
+
+
 def test_gather_touches_only_what_it_returns(tmp_path: Path) -> None:
     node = helper.make_node("Gather", ["table", "ids"], ["y"])
     op = capture(save(tmp_path / "n.onnx", [node], {"ids": (INT64, [2, 3])}, ["y"], {"table": (FLOAT, [1000, 8])})).ops[0]
@@ -384,6 +393,42 @@ def test_loops_are_listed(tmp_path: Path) -> None:
     )
     listed = capture(path).uncounted
     assert [(u.operator, u.zero_flop) for u in listed] == [("Loop", False)] and "data-dependent" in listed[0].why
+
+
+def test_claimed_shapes_stand_in_only_where_nothing_is_inferred(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Magic", ["x"], ["m"], domain="my.ops"),
+        helper.make_node("Relu", ["m"], ["r"]),
+        helper.make_node("Exp", ["x"], ["e"]),
+    ]
+    claims = [helper.make_tensor_value_info("m", FLOAT, ["n", 6]), helper.make_tensor_value_info("e", FLOAT, [99, 99])]
+    inputs = {"x": (FLOAT, ["n", 4])}
+    path = save(tmp_path / "n.onnx", nodes, inputs, ["r", "e"], opsets=[helper.make_opsetid("my.ops", 1)], claims=claims)
+    workload = capture(path, batch=2)
+    assert [op.outputs[0].shape for op in workload.ops] == [(2, 6), (2, 6), (2, 4)]
+    assert [u.operator for u in workload.uncounted] == ["Magic"] and workload.flops == 12 + 8
+
+
+SLICE = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))
+from ridgeline import capture
+print(len(capture(sys.argv[1]).ops))
+"""
+
+
+def test_a_damaged_slice_does_not_take_all_memory(tmp_path: Path) -> None:
+    """onnx's data propagation walks from the start of this slice to its end, one entry a step."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Slice", ["s", "start", "end"], ["part"]),
+        helper.make_node("Concat", ["part", "two"], ["wanted"], axis=0),
+        helper.make_node("Reshape", ["x", "wanted"], ["y"]),
+    ]
+    far = [int64s("start", [-(2**50)]), int64s("end", [2**50]), int64s("two", [1])]
+    path = save(tmp_path / "n.onnx", nodes, {"x": (FLOAT, [2, 3])}, ["y"], constants=far)
+    result = subprocess.run([sys.executable, "-c", SLICE, path], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stdout.strip()) == (0, "1"), result.stderr
 
 
 def function(name: str, nodes: list[Any]) -> Any:

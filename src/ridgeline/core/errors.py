@@ -37,6 +37,10 @@ class CaptureError(RidgelineError):
     """A model that could not be turned into a workload (wrong input shape, failing forward)."""
 
 
+class NeedsWeightsError(CaptureError):
+    """A model that must be run to be captured, but was built without weights."""
+
+
 class OptionError(RidgelineError):
     """An option whose value makes no sense for this model or target."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import exp, log, log2, prod
+from statistics import median
 
 from ..target.spec import Probe, ProcessorSpec
 from ..workload.graph import LoopNest, Op, Operand
@@ -53,6 +54,7 @@ class Point:
     features: tuple[float, ...]
     dtype: str
     efficiency: float
+    host_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,12 @@ class EfficiencyModel:
         mean = sum(w * log(e) for w, (_, e) in zip(weights, near, strict=True)) / sum(weights)
         return min(max(exp(mean), FLOOR), CEILING)
 
+    def host_s(self, op: Op) -> float | None:
+        """Median host time of handing over an op of this family; None where it was not measured."""
+        known = [p for p in self.points.get(family_of(op), ()) if p.host_s is not None]
+        same = [p.host_s for p in known if p.dtype == op.dtype] or [p.host_s for p in known]
+        return median(s for s in same if s is not None) if same else None
+
 
 def _distance(a: tuple[float, ...], b: tuple[float, ...]) -> float:
     return sum((x - y) ** 2 for x, y in zip(a, b, strict=True))
@@ -84,7 +92,7 @@ def learn(spec: ProcessorSpec, limit_s: Callable[[Op], float]) -> EfficiencyMode
     for number, probe in enumerate(spec.probes):
         op = probe_op(probe, number)
         efficiency = min(max(limit_s(op) / probe.seconds, FLOOR), CEILING)
-        points.setdefault(probe.family, []).append(Point(features_of(op), probe.dtype, efficiency))
+        points.setdefault(probe.family, []).append(Point(features_of(op), probe.dtype, efficiency, probe.host_s))
     return EfficiencyModel({family: tuple(found) for family, found in points.items()})
 
 

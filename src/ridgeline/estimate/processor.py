@@ -97,7 +97,7 @@ def _rows(ops: Sequence[Op], messages: dict[str, Message], spec: ProcessorSpec, 
     retains = any(memory.retains for memory in spec.memories.values())
     distances: Sequence[tuple[float, ...] | None] = reuse_distances(ops) if retains else [None] * len(ops)
     model = efficiency_model(spec)
-    queue = Queue(spec, settings)
+    queue = Queue(spec, settings, model)
     rows = []
     for op, distance in zip(ops, distances, strict=True):
         parts = parts_of(op, spec, distance, settings.sparse)
@@ -121,8 +121,8 @@ def _communication(op: Op, messages: dict[str, Message], spec: ProcessorSpec, se
 class Queue:
     """The host hands ops over one by one; the device runs them in order."""
 
-    def __init__(self, spec: ProcessorSpec, settings: Settings) -> None:
-        self.spec = spec
+    def __init__(self, spec: ProcessorSpec, settings: Settings, model: EfficiencyModel) -> None:
+        self.spec, self.model = spec, model
         self.host_s = self.device_s = 0.0
         dispatch = spec.dispatch
         self.op_s = dispatch.per_op_s.value if dispatch else 0.0
@@ -135,7 +135,7 @@ class Queue:
             self.view_s = 0.0
 
     def place(self, op: Op, parts: Parts, efficiency: float, communication_s: float) -> OpRow:
-        launch_s = self.view_s if op.kind == "view" else self.op_s
+        launch_s = self._launch(op)
         busy_s = parts.limit_s / efficiency
         start = self.device_s
         if self.asynchronous:
@@ -180,6 +180,12 @@ class Queue:
             loops=tuple(loop_dict(loop) for loop in op.loops),
             parts=op.parts,
         )
+
+    def _launch(self, op: Op) -> float:
+        if op.kind == "view":
+            return self.view_s
+        measured = self.model.host_s(op) if self.asynchronous else None
+        return self.op_s if measured is None else measured
 
     def _energy(self, parts: Parts, seconds: float) -> float | None:
         if parts.energy_j is None or self.spec.power is None:

@@ -39,7 +39,7 @@ def _cuda_peak(case: ModelCase, device: torch.device) -> int:
     return int(torch.cuda.max_memory_allocated(device) - before)
 
 
-class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StorageTracker(TorchDispatchMode):
     """Adds up the storages made under it that are still alive."""
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ def dispatched_pass(case: ModelCase, clock: Clock) -> Callable[[], list[OpTime]]
     return run
 
 
-class _TimingMode(RecordingMode):  # type: ignore[no-untyped-call]
+class _TimingMode(RecordingMode):
     """Times every call; borrows only the naming from the recording mode, so there is no module to follow."""
 
     def __init__(self, clock: Clock) -> None:

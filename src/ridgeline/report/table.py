@@ -101,18 +101,20 @@ def _totals(profile: Profile) -> Iterable[tuple[str, Text | str]]:
     yield "work", f"{fmt.flop(total.flops)} ({fmt.flop(total.matmul_flops)} in matrix products), {fmt.count(total.parameters)} parameters"
     split = ", ".join(f"{name.replace('_', ' ')} {fmt.size(value)}" for name, value in total.bytes_by.items())
     yield "bytes", fmt.size(total.bytes) + (f" ({split})" if split else "")
-    yield "limit", f"{fmt.seconds(total.limit_s)}: no implementation on this target can be faster"
-    if total.time_s or not timing:
+    if total.limit_s:
+        yield "limit", f"{fmt.seconds(total.limit_s)}: no implementation on this target can be faster"
+    if (total.time_s or not timing) and (total.limit_s or not timing):
         yield "expected", f"{fmt.seconds(total.time_s)}, {fmt.percent(summary.ratio(total.limit_s, total.time_s))} of the limit"
     if timing:
         spread = f"p20 {fmt.seconds(timing.p20_s)}, p80 {fmt.seconds(timing.p80_s)}, {timing.repeats} repeats"
-        reached = fmt.percent(summary.ratio(total.limit_s, timing.median_s))
-        yield "measured", f"{fmt.seconds(timing.median_s)} ({spread}), {reached} of the limit"
+        reached = f", {fmt.percent(summary.ratio(total.limit_s, timing.median_s))} of the limit" if total.limit_s else ""
+        yield "measured", f"{fmt.seconds(timing.median_s)} ({spread}){reached}"
         error = summary.prediction_error(total.time_s, timing.median_s)
-        yield "prediction", f"{fmt.signed_percent(error)} against the measurement" if error is not None else fmt.MISSING
+        if total.limit_s:  # a profile that was only measured predicts nothing
+            yield "prediction", f"{fmt.signed_percent(error)} against the measurement" if error is not None else fmt.MISSING
     limiters = ", ".join(f"{fmt.plain(part.name)} {fmt.percent(part.fraction)}" for part in summary.by_bottleneck(profile))
     yield "bottleneck", Text.assemble(_bottleneck(total.bottleneck), f" (of the time: {limiters})" if limiters else "")
-    peak = f", {fmt.size(total.measured_peak_bytes)} measured in all" if total.measured_peak_bytes is not None else ""
+    peak = f", {fmt.size(total.measured_peak_bytes)} measured beyond weights and inputs" if total.measured_peak_bytes is not None else ""
     yield "memory", f"{fmt.size(total.peak_activation_bytes)} peak activations, {fmt.size(total.weight_bytes)} weights{peak}"
     rate, unit = summary.throughput(profile)
     yield "throughput", fmt.rate(rate, unit)

@@ -214,7 +214,7 @@ def roofs(device: str, journal: Any, say: Progress) -> dict[str, Any]:
         "name": device,
         "description": f"this machine: {identity(device)['device']}",
         "machine": {**identity(device), "python": platform.python_version(), "cores": str(os.cpu_count())},
-        "units": _units(peaks),
+        "units": _units(peaks, device),
         "memories": _cuda_memories(journal, say) if device == "cuda" else _cpu_memories(journal, say),
         "dispatch": {
             "per_op_s": _constant(op_s, "s"),
@@ -228,17 +228,21 @@ def roofs(device: str, journal: Any, say: Progress) -> dict[str, Any]:
     return data
 
 
-def _units(peaks: dict[str, float]) -> dict[str, Any]:
+def _units(peaks: dict[str, float], device: str) -> dict[str, Any]:
     vector = {d: _constant(rate / 2, "FLOP/s", "half the matmul peak: one operation where it does a multiply and an add", "assumed")
               for d, rate in peaks.items() if d in ("float32", "float64", "bfloat16", "float16")}  # fmt: skip
     if "bfloat16" in vector:  # reduced types are widened to float32 for element-wise work
         vector["bfloat16"] = vector["float32"]
     if "float16" in vector:
         vector["float16"] = vector["float32"]
-    return {
+    units: dict[str, Any] = {
         "matrix": {"serves": ["matrix"], "peak_flops": {d: _constant(rate, "FLOP/s") for d, rate in peaks.items()}},
         "vector": {"serves": ["vector"], "peak_flops": vector},
     }
+    if device == "cuda" and "tfloat32" in peaks and torch.backends.cudnn.allow_tf32:
+        tf32 = _constant(peaks["tfloat32"], "FLOP/s", "torch runs float32 convolutions in TF32 unless told not to")
+        units["convolution"] = {"serves": ["conv"], "peak_flops": {"float32": tf32}}
+    return units
 
 
 def _cpu_memories(journal: Any, say: Progress) -> dict[str, Any]:
@@ -334,7 +338,21 @@ def _time_probe(case: ProbeCase, device: str, last_cache: int) -> dict[str, Any]
 
     with torch.inference_mode():
         seconds = seconds_per_call(call, device, 0.08)
-    return probe_record(case, op, seconds)
+        host_s = _host_seconds(call) if device == "cuda" else None
+    return {**probe_record(case, op, seconds), "host_s": host_s}
+
+
+def _host_seconds(function: Callable[[], Any], calls: int = 20) -> float:
+    """Host time of handing one op to a device that is kept busy meanwhile."""
+    samples = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            function()
+        samples.append((time.perf_counter() - start) / calls)
+    torch.cuda.synchronize()
+    return median(samples)
 
 
 def probe_record(case: ProbeCase, op: Op, seconds: float) -> dict[str, Any]:

@@ -102,9 +102,11 @@ def probe_cases(device: str, dtypes: tuple[str, ...]) -> list[ProbeCase]:
     """Every probe of a calibration, in order."""
     cases: list[ProbeCase] = []
     for position, dtype in enumerate(dtypes):
-        thin = 1 if position == 0 else 3  # further types take every third size
+        thin = 3 if position and device == "cpu" else 1  # on a CPU further types take every third size
         cases += list(_matrix_cases(device, dtype, thin))
         cases += list(_vector_cases(device, dtype, thin))
+        if device == "cuda":
+            cases += list(_large_cases(device, dtype))
     return cases
 
 
@@ -180,3 +182,29 @@ def _vector_cases(device: str, dtype: str, thin: int) -> Iterator[ProbeCase]:
         yield ProbeCase(f"batch_norm {elements}", "batch_norm", dtype, make.batch_norm(channels, side))
         yield ProbeCase(f"max_pool {elements}", "pool", dtype, make.pool(channels, side))
         yield ProbeCase(f"embedding {elements}", "embedding", dtype, make.embedding(max(elements // 500, 1)))
+
+
+def _large_cases(device: str, dtype: str) -> Iterator[ProbeCase]:
+    """Sizes that fill a GPU."""
+    make = Maker(device, dtype)
+    for n, *shape in (c for c in CONVOLUTIONS if c[0] == 8):
+        yield ProbeCase(f"conv {(8 * n, *shape)}", "conv", dtype, make.convolution(8 * n, *shape))
+        yield ProbeCase(f"nhwc conv {(8 * n, *shape)}", "conv_nhwc", dtype, channels_last(make.convolution(8 * n, *shape)))
+    for n, c, s, stride in (d for d in DEPTHWISE if d[0] == 8):
+        yield ProbeCase(f"depthwise {(8 * n, c, s, stride)}", "conv_depthwise", dtype, make.convolution(8 * n, c, c, s, 3, stride, c))
+    for rows, wide, out in (
+        (7000, 640, 640),
+        (7000, 896, 3584),
+        (7000, 3584, 896),
+        (7000, 5000, 5000),
+        (16, 5000, 14000),
+        (1, 5000, 14000),
+    ):
+        yield ProbeCase(f"linear {(rows, wide, out)}", "matmul", dtype, make.linear(rows, wide, out))
+    for heads in ((32, 10, 180, 180, 64), (64, 10, 100, 100, 64), (4, 16, 2000, 2000, 128), (16, 16, 1, 2000, 128)):
+        yield ProbeCase(f"attention {heads}", "attention", dtype, make.attention(*heads))
+    for elements, side in ((51_200_000, 80), (102_400_000, 80)):
+        for family, name, count, function in _vector_functions():
+            yield ProbeCase(f"{name} {elements}", family, dtype, make.vector(function, count, elements))
+        yield ProbeCase(f"batch_norm {elements}", "batch_norm", dtype, make.batch_norm(elements // (side * side), side))
+        yield ProbeCase(f"max_pool {elements}", "pool", dtype, make.pool(elements // (side * side), side))

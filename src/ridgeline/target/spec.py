@@ -137,6 +137,8 @@ class Probe(Spec):
     """Kernel positions of a convolution."""
     seconds: float = Field(gt=0)
     """Median time, dispatch cost taken off."""
+    host_s: float | None = Field(default=None, ge=0)
+    """Host time of handing it over, where the device runs on its own."""
 
 
 class ProcessorSpec(Spec):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.dtypes import canonical
-from ..core.errors import CaptureError, OptionError, RidgelineError
+from ..core.errors import CaptureError, NeedsWeightsError, OptionError, RidgelineError
 from .case import CaseOptions, ModelCase
 from .graph import ROLES, Workload
 
@@ -133,8 +133,8 @@ def _run_instead(case: ModelCase, error: Exception) -> tuple[Any, str, tuple[str
     reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
     try:
         recorder = record_run(case)
-    except CaptureError as meta:
-        raise CaptureError(meta.what, why=f"{meta.why} ({reason})", do=meta.do) from error
+    except NeedsWeightsError as meta:
+        raise NeedsWeightsError(meta.what, why=f"{meta.why} ({reason})", do=meta.do) from error
     except Exception as failure:
         first = str(failure).strip().splitlines()[0][:200] if str(failure).strip() else type(failure).__name__
         raise CaptureError(
@@ -185,7 +185,12 @@ def _capture_named(model: str, options: CaseOptions) -> Workload:
     else:
         wanted = options.dtype
         runnable = options if wanted is None or wanted in RUNNABLE else replace(options, dtype="float16")
-        workload = capture_case(resolve(model, runnable))
+        try:
+            workload = capture_case(resolve(model, runnable))
+        except NeedsWeightsError:
+            if ".py:" not in model:  # a user's own factory is small enough to build for real; a named model may not be
+                raise
+            workload = capture_case(resolve(model, replace(runnable, device="cpu")))
     if options.dtype and options.dtype != workload.dtype:
         workload = workload.with_dtype(options.dtype, ROLES)
     return replace(workload, rebatch=lambda batch: _capture_named(model, replace(options, batch=batch)))

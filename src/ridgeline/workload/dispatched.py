@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path
 
-from ..core.errors import CaptureError
+from ..core.errors import NeedsWeightsError
 from .case import ModelCase
 from .exported import is_cache
 from .recorder import Recorder, base_name
@@ -59,7 +59,7 @@ def record_run(case: ModelCase) -> Recorder:
     """Run the model once and record what it did."""
     tensors = [*case.module.parameters(), *case.module.buffers()]
     if any(t.is_meta for t in tensors):
-        raise CaptureError(
+        raise NeedsWeightsError(
             f"{case.name} cannot be captured on the meta device",
             why="torch.export failed and running it needs real weights",
             do="build the model on the CPU and pass it to capture(), or make it exportable",

@@ -9,7 +9,10 @@ are listed as uncounted, because how often they run depends on data.
 
 from __future__ import annotations
 
+import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,9 +29,21 @@ WRAPPERS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 def export_case(case: ModelCase) -> ExportedProgram:
     """torch.export of the model as it is, for inference, with static shapes."""
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.export's remarks on how a module is written are not ours to pass on
+    with torch.no_grad(), _quiet():
         return torch.export.export(case.module, case.args, case.kwargs or None, strict=False)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch.export prints pages on a module it cannot trace; the caller says in one line what came of it."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
 
 
 def is_cache(name: str) -> bool:

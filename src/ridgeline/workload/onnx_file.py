@@ -24,7 +24,7 @@ from .onnx_walk import Walk
 from .tensors import TensorInfo
 
 MOST_BYTES = 2**31 - 1  # protobuf's own limit
-MOST_NODES = 1_000_000
+MOST_NODES = 100_000  # what functions may be written out to
 
 
 def capture_onnx(path: str, options: CaseOptions) -> Workload:
@@ -90,12 +90,18 @@ def _all_tensors(graph: Any) -> Iterator[Any]:
 
 
 def _node_tensors(nodes: Any) -> Iterator[Any]:
-    for attribute in (a for node in nodes for a in node.attribute):
-        yield from (attribute.t, *attribute.tensors)
-        for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-            yield from (sparse.values, sparse.indices)
-        for graph in (attribute.g, *attribute.graphs):
+    for node in nodes:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
+                yield from (sparse.values, sparse.indices)
+        for graph in _nested(node):
             yield from _all_tensors(graph)
+
+
+def _nested(node: Any) -> Iterator[Any]:
+    for attribute in node.attribute:
+        yield from (attribute.g, *attribute.graphs)
 
 
 def _inlined(model: Any, path: str) -> Any:
@@ -106,7 +112,7 @@ def _inlined(model: Any, path: str) -> Any:
     sizes: dict[tuple[str, str], int] = {}
 
     def size(nodes: Any) -> int:
-        return sum(called((node.domain, node.op_type)) for node in nodes)
+        return sum(called((node.domain, node.op_type)) + sum(size(graph.node) for graph in _nested(node)) for node in nodes)
 
     def called(key: tuple[str, str]) -> int:
         if key not in bodies:

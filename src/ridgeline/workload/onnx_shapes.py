@@ -6,8 +6,10 @@
     Shapes.visit(node), in order ──> types, and values of small constants (Shape → Gather → Concat → Reshape chains)
       a shape the first pass missed is inferred again, with the values of the node's inputs now known
 
-Constants are followed up to 1024 elements, and only through operators that compute shapes. A value whose shape depends
-on data (NonZero) has none here. No weight is read: large initialisers keep their dimensions and lose their data.
+Constants are followed up to 1024 elements, and only through operators that compute shapes. That is done here and not by onnx's
+own data propagation, in which a damaged Slice takes all memory. Shapes the file claims stand in only where inference finds
+none, and nothing is computed from them. A value whose shape depends on data (NonZero) has none. No weight is read: large
+initialisers keep their dimensions and lose their data.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ PLAIN = ("", "ai.onnx")
 DATA_FIELDS = ("raw_data", "float_data", "int32_data", "string_data", "int64_data", "double_data", "uint64_data")
 FOLDED = frozenset({
     "Gather", "GatherElements", "GatherND", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Identity", "Add", "Sub", "Mul",
-    "Div", "Mod", "Neg", "Abs", "Cast", "Slice", "Split", "Range", "Expand", "ConstantOfShape", "Where", "Equal", "Less", "Greater",
+    "Div", "Mod", "Neg", "Abs", "Cast", "Slice", "Range", "Expand", "ConstantOfShape", "Where", "Equal", "Less", "Greater",
     "LessOrEqual", "GreaterOrEqual", "Not", "And", "Or", "Min", "Max", "Sum", "ReduceProd", "ReduceSum", "ReduceMax", "ReduceMin",
     "Ceil", "Floor", "Round", "Sqrt", "Pow", "Reciprocal", "Tile", "Transpose", "CumSum", "ScatterND", "ScatterElements",
 })  # fmt: skip
@@ -127,6 +129,20 @@ def strip_data(tensor: Any) -> None:
             tensor.ClearField(field)
 
 
+def _take_claims(graph: Any) -> dict[str, Any]:
+    """The types the file gives for values inside the graph, taken out of it so that inference does not lean on them."""
+    claimed = {}
+    for value in (*graph.value_info, *graph.output):
+        kind = type(value.type)()
+        kind.CopyFrom(value.type)
+        claimed[value.name] = kind
+    del graph.value_info[:]
+    for value in graph.output:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+    return claimed
+
+
 class Shapes:
     """Types of all values, and the values of small constants; `visit` every node in order."""
 
@@ -134,7 +150,8 @@ class Shapes:
         import onnx
 
         self.onnx = onnx
-        graph = onnx.shape_inference.infer_shapes(model, strict_mode=False, data_prop=True).graph
+        self.claimed = _take_claims(model.graph)
+        graph = onnx.shape_inference.infer_shapes(model, strict_mode=False).graph
         self.opsets = model.opset_import
         self.version = max((o.version for o in self.opsets if o.domain in PLAIN), default=1)
         self.types: dict[str, Any] = {value.name: value.type for value in (*graph.input, *graph.value_info, *graph.output)}
@@ -171,14 +188,16 @@ class Shapes:
 
     def visit(self, node: Any) -> None:
         """Settle the outputs of one node whose inputs are settled."""
-        if node.domain not in PLAIN:
-            return
-        if node.op_type == "Constant":
+        plain = node.domain in PLAIN
+        if plain and node.op_type == "Constant":
             self._constant(node)
             return
-        if any(self.shape(name) is None for name in node.output if name):
+        if plain and any(self.shape(name) is None for name in node.output if name):
             self._infer(node)
-        self._fold(node)
+        unknown = [name for name in node.output if name and self.shape(name) is None]
+        self.types |= {name: self.claimed[name] for name in unknown if name in self.claimed}
+        if plain and not unknown:
+            self._fold(node)
 
     def _constant(self, node: Any) -> None:
         attribute = node.attribute[0]

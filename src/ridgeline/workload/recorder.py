@@ -16,8 +16,9 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..core.dtypes import BITS, FLOATING
-from .formulas import IDENTITIES, Call, Cost, cost_of
+from .formulas import Call, Cost, cost_of
 from .graph import Op, Operand, Role, Uncounted
+from .operators import IDENTITIES
 from .tensors import TensorInfo, describe
 
 CACHE_KEEPERS = frozenset(
@@ -87,7 +88,7 @@ class Recorder:
         return op
 
     def _merges_heads(self, base: str, inputs: list[TensorInfo]) -> bool:
-        """Whether this joins the heads of an attention result: fused attention writes it as [batch, time, heads, width], so joining is a view.
+        """Whether this joins the heads of an attention result: fused attention writes it as [batch, time, heads, width], so this is a view.
 
         The meta device alone shows it as [batch, heads, time, width], and the join as a copy.
         """
