@@ -227,3 +227,23 @@ def test_bad_input_is_named(call: object, error: type[Exception], words: str) ->
         call()  # type: ignore[operator]
     assert words in str(caught.value)
     assert "why:" in str(caught.value) and "do:" in str(caught.value)
+
+
+def test_copies_into_a_tensor_do_not_read_it() -> None:
+    class Store(nn.Module):
+        def forward(self, x: torch.Tensor, kv_cache: torch.Tensor) -> torch.Tensor:
+            kv_cache[:, 1:2].copy_(x)
+            return kv_cache.sum()
+
+    workload = capture(Store(), (torch.randn(2, 1, 8), torch.randn(2, 64, 8)))
+    assert ops_of(workload, "copy")[0].bytes_of("kv_cache") == 2 * 8 * 4
+
+
+def test_experts_are_read_no_further_than_rows_reach() -> None:
+    from ridgeline.workload.formulas import Call, cost_of
+    from ridgeline.workload.tensors import TensorInfo
+
+    rows, experts = TensorInfo("x", "activations", (3, 16), "float32"), TensorInfo("w", "weights", (8, 16, 32), "float32")
+    cost = cost_of(Call("_grouped_mm", (rows, experts), {}, (TensorInfo("y", "activations", (3, 32), "float32"),)))
+    assert cost is not None and cost.flops == 2 * 3 * 16 * 32
+    assert [o.elements for o in cost.reads or ()] == [3 * 16, 3 * 16 * 32]

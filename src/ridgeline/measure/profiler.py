@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from ..workload.exported import export_case
 from ..workload.graph import ROLES, Op, Workload
 from .clocks import CudaClock, HostClock, OpTime, make_clock
 from .environment import machine_name
+from .hardware import hardware_notes
 from .memory import measured_peak_bytes, weight_bytes
 from .merge import merge
 from .passes import Key, dispatched_pass, graph_pass, keys_of, line_up
@@ -99,12 +100,15 @@ def measure(
         say(f"timing the whole model and its {len(workload.ops)} ops, {repeats} times")
         measured = _repeat(sample, run, clock, repeats)
         peak_bytes = measured_peak_bytes(case, place)
+        say("reading the machine's meters")
+        meters = hardware_notes(_call(case, compiled=False), str(place), summarise(measured.samples_s).median_s)
     settings = MeasureSettings(
         str(place), machine_name(str(place)), torch.get_num_threads(), repeats, warmup, channels_last, compiled, tuple(measured.samples_s)
     )
     timing = summarise(settings.samples_s)
     total = _total(workload, timing, weight_bytes(case.module), peak_bytes)
-    return _profile(workload, measured, total, settings)
+    profile = _profile(workload, measured, total, settings)
+    return replace(profile, notes=(*profile.notes, *meters))
 
 
 def _current(place: torch.device) -> AbstractContextManager[Any]:

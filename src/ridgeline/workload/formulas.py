@@ -12,7 +12,7 @@ the caller lists it as uncounted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log2, prod
 from typing import Any
 
@@ -185,8 +185,10 @@ def _bmm(call: Call) -> Cost:
 def _einsum(call: Call) -> Cost:
     equation, tensors = str(call.args[0]).replace(" ", ""), call.tensors()
     terms = equation.split("->")[0].split(",")
+    if len(tensors) == 1:
+        return Cost("reduction", tensors[0].numel)
     if len(tensors) != 2 or "." in equation or len(terms) != 2:
-        return Cost("matmul", uncounted="einsum of other than two plain operands")
+        return Cost("matmul", uncounted="einsum of other than one or two plain operands")
     sizes = dict(zip(terms[0] + terms[1], tensors[0].shape + tensors[1].shape, strict=True))
     result = equation.split("->")[1] if "->" in equation else ""
     left, right, out = set(terms[0]), set(terms[1]), set(result)
@@ -197,6 +199,22 @@ def _einsum(call: Call) -> Cost:
     return matmul_cost(
         "matmul", size(left & right & out), size((left - right) & out), size((right - left) & out), size((left & right) - out)
     )
+
+
+@formula("_grouped_mm", "grouped_mm", "grouped_mm_fallback")
+def _grouped(call: Call) -> Cost:
+    """Rows [S, K] each through one of the experts [E, K, N]: no more experts are touched than there are rows."""
+    rows, experts = call.args[0], call.args[1]
+    cost = matmul_cost("linear", 1, rows.shape[0], experts.shape[-1], rows.shape[-1])
+    touched = experts.operand(experts.elements // experts.shape[0] * min(experts.shape[0], rows.shape[0]))
+    others = tuple(t.operand() for t in call.tensors() if t is not experts)
+    return replace(cost, reads=(others[0], touched, *others[1:]))
+
+
+@formula("copy_")
+def _copy_into(call: Call) -> Cost:
+    """Reads the source and writes the destination, whose old content nobody reads."""
+    return Cost("copy", reads=(call.args[1].operand(),) if isinstance(call.args[1], TensorInfo) else (), writes=(call.args[0].operand(),))
 
 
 def attention_cost(q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...]) -> Cost:

@@ -7,7 +7,7 @@
       a shape the first pass missed is inferred again, with the values of the node's inputs now known
 
 Constants are followed up to 1024 elements, and only through operators that compute shapes. That is done here and not by onnx's
-own data propagation, in which a damaged Slice takes all memory. Shapes the file claims stand in only where inference finds
+own data propagation, in which a damaged Slice can take all memory. Shapes the file claims stand in only where inference finds
 none, and nothing is computed from them. A value whose shape depends on data (NonZero) has none. No weight is read: large
 initialisers keep their dimensions and lose their data.
 """

@@ -25,7 +25,7 @@ MAY_COPY = frozenset(
 # Data moves, nothing is computed.
 COPIES = frozenset(
     """
-    cat stack concat hstack vstack clone copy copy_ _to_copy repeat repeat_interleave tile pad constant_pad_nd reflection_pad2d
+    cat stack concat hstack vstack clone copy _to_copy histc bincount repeat repeat_interleave tile pad constant_pad_nd reflection_pad2d
     reflection_pad1d replication_pad2d roll flip index_copy index_put scatter slice_scatter select_scatter index_fill masked_fill_
     upsample_nearest2d upsample_nearest1d tril triu pixel_shuffle pixel_unshuffle channel_shuffle sort topk argsort masked_select
     nonzero unique _reshape_copy im2col unfold_copy one_hot multinomial bucketize searchsorted scatter_add index_add zeros_like_copy
@@ -63,6 +63,6 @@ POINTWISE_EXTRA = frozenset(
     glu prelu addcmul addcdiv lerp where masked_fill clamp clamp_min clamp_max hardtanh hardtanh_ relu6 relu6_ hardswish hardsigmoid
     selu celu mish softplus leaky_relu gelu silu relu relu_ silu_ gelu_ elu threshold rsub add_ mul_ sub_ div_ log_sigmoid logit
     cosine_similarity fake_quantize_per_tensor_affine bernoulli polar complex feature_map floor_divide rrelu isclose softshrink
-    hardshrink tanhshrink normalize xlogy sinc
+    hardshrink tanhshrink normalize xlogy sinc __and__ __or__ __xor__ and_ or_ xor
     """.split()
 )
