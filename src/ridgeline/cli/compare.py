@@ -47,3 +47,5 @@ def compare(
                    "targets": [{"target": p.target, "total": p.total.to_dict()} for p in profiles]})  # fmt: skip
     else:
         sys.stdout.write(render_comparison(profiles) + "\n")
+        if ideal := [spec.name for spec in specs if not spec.probes]:
+            sys.stdout.write(f"taken at their limits, because no op was timed on them: {', '.join(ideal)}\n")

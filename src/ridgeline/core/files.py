@@ -28,6 +28,7 @@ def write_text(path: Path | str, text: str) -> Path:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
+        os.chmod(temporary, 0o644 & ~_umask())  # mkstemp's own mode is for its owner alone
         os.replace(temporary, target)
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)
@@ -36,6 +37,12 @@ def write_text(path: Path | str, text: str) -> Path:
         Path(temporary).unlink(missing_ok=True)
         raise
     return target
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def write_json(path: Path | str, data: Any) -> Path:
