@@ -55,6 +55,7 @@ def test_named_model_flops_equal_torch(name: str, phase: str | None) -> None:
     assert others + attention in (workload.matmul_flops, workload.matmul_flops - ours["attention"])
     assert ours["attention"] > 0 or MODELS[name].family == "cnn"
     assert all(u.zero_flop for u in workload.uncounted), workload.uncounted
+    assert workload.parameters == MODELS[name].parameters
 
 
 def test_attention_is_counted_on_cpu_where_torch_counts_none() -> None:

@@ -22,6 +22,8 @@ def calibrate(
 
     with progress(f"calibrating {device}") as report:
         spec = measure_machine(device, progress=report, quick=quick)
+    if load := spec.machine.get("busy"):
+        say(f"other work was running ({load}): calibrate again on an idle machine for sound predictions")
     say(f"saved: {calibration_path(device)}")
     if as_json:
         emit_json(spec.model_dump(exclude_none=True))

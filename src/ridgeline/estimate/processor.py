@@ -213,6 +213,8 @@ def _profile(workload: Workload, spec: ProcessorSpec, settings: Settings, rows: 
     needed = weight_bytes // settings.devices + workload.peak_activation_bytes
     if needed > capacity:
         notes.append(f"does not fit: {needed:,} B of weights and activations, {spec.outermost} holds {capacity:,.0f} B")
+    if load := spec.machine.get("busy"):
+        notes.append(f"{spec.name} was calibrated while other work ran ({load}): run `ridgeline calibrate` on an idle machine")
     return Profile(
         model=workload.model,
         target=spec.name,

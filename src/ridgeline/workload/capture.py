@@ -154,7 +154,7 @@ def _workload(case: ModelCase, recorder: Any, how: str, notes: tuple[str, ...]) 
         dtype=case.dtype,
         ops=tuple(recorder.ops),
         captured_by=how,
-        parameters=recorder.parameters,
+        parameters=sum(p.numel() for p in case.module.parameters()),  # tied ones once
         peak_activation_bytes=peak_activation_bytes(recorder.ops, recorder.storage_bytes, inputs),
         input_bytes=sum(recorder.storage_bytes[v] for v in inputs),
         output_bytes=sum(_results(recorder.ops)),

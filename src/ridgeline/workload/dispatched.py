@@ -67,7 +67,6 @@ def record_run(case: ModelCase) -> Recorder:
     recorder = Recorder()
     for tensor in tensors:
         recorder.bind(tensor, "weights")
-    recorder.parameters = sum(p.numel() for p in case.module.parameters())
     for path, leaf in tree_flatten_with_path((case.args, case.kwargs))[0]:
         if isinstance(leaf, torch.Tensor):
             named = any(is_cache(str(getattr(key, "key", ""))) for key in path)

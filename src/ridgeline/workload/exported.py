@@ -59,8 +59,6 @@ def record_program(program: ExportedProgram) -> Recorder:
         value = node.meta.get("val")
         if node.op == "placeholder" and isinstance(value, torch.Tensor):
             recorder.bind_input(value, input_role(node.name, kinds.get(node.name)))
-            if kinds.get(node.name) == InputKind.PARAMETER:
-                recorder.parameters += value.numel()
     _walk(program.graph_module, recorder, {})
     return recorder
 

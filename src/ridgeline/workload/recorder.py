@@ -34,7 +34,6 @@ class Recorder:
         self.uncounted: list[Uncounted] = []
         self.storage_bytes: dict[str, int] = {}
         self.roles: dict[str, Role] = {}
-        self.parameters = 0
         self.input_values: list[str] = []
         self._values: dict[int, tuple[str, StorageWeakRef]] = {}
         self._count = 0
