@@ -9,6 +9,9 @@ per model, batch, dtype: estimate(capture(model), target) beside the median of e
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -45,9 +48,17 @@ def samples(model: str, batch: int, dtype: str, device: str, rounds: int, budget
     return found
 
 
+def fresh_samples(model: str, batch: int, dtype: str, device: str, rounds: int, budget_s: float) -> list[float]:
+    """The same in a process of its own, as a user would start it: what ran before changes what the allocator gives back."""
+    given = json.dumps([model, batch, dtype, device, rounds, budget_s])
+    done = subprocess.run([sys.executable, __file__, "--samples", given], capture_output=True, text=True, check=True)
+    found: list[float] = json.loads(done.stdout)
+    return found
+
+
 def row(model: str, batch: int, dtype: str, device: str, target: str, rounds: int, budget_s: float) -> dict[str, Any]:
     predicted = estimate(capture(model, batch=batch, dtype=dtype), load_target(target)).total
-    measured = summarise(samples(model, batch, dtype, device, rounds, budget_s))
+    measured = summarise(fresh_samples(model, batch, dtype, device, rounds, budget_s))
     return {
         "model": model,
         "batch": batch,
@@ -79,7 +90,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--budget", type=float, default=15.0, help="seconds a row")
     parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--samples", default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.samples:
+        print(json.dumps(samples(*json.loads(options.samples))))
+        return
     dtypes = (options.dtypes or ("float32" if options.device == "cpu" else "float32,bfloat16")).split(",")
     target = options.target or options.device
     load_target(target, progress=lambda message: print(message, flush=True))

@@ -30,9 +30,8 @@ def main() -> None:
         path.write_text(CHIP, encoding="utf-8")
         profile = ridgeline.estimate(ridgeline.capture("resnet50", dtype="float16"), str(path))
     first = profile.rows[0]
-    print(
-        f"{first.layer}: {first.compute_s * 1e6:.1f} µs of arithmetic, {first.memory_s['dram'] * 1e6:.2f} µs of memory, {first.bottleneck} binds"
-    )
+    arithmetic, memory = first.compute_s * 1e6, first.memory_s["dram"] * 1e6
+    print(f"{first.layer}: {arithmetic:.1f} µs of arithmetic, {memory:.2f} µs of memory, {first.bottleneck} binds")
 
 
 if __name__ == "__main__":

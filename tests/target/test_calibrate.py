@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from ridgeline import calibrate, capture, estimate, load_target
-from ridgeline.core.errors import OptionError
+from ridgeline.core.errors import MeasureError, OptionError
+from ridgeline.target import calibrate as calibration
 from ridgeline.target import machine
 from ridgeline.target.calibrate import Journal, calibration_path
 from ridgeline.target.probes import probe_cases
@@ -30,13 +32,14 @@ def test_roofs_of_this_machine_make_sense(quick: tuple) -> None:
     assert list(spec.memories)[-1] == "dram"
     assert 1e9 < spec.memories["dram"].bandwidth_bps.value < 1e13
     assert 1e9 < spec.units["matrix"].peak_flops["float32"].value < 1e14
+    assert 0 <= spec.fault_s_per_byte.value < 1e-8
     assert 1e-8 < spec.dispatch.per_op_s.value < 1e-3
     assert all(p.seconds > 0 for p in spec.probes) and {"conv", "matmul", "pointwise"} <= {p.family for p in spec.probes}
 
 
 def test_the_cache_is_used(quick: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, _, _ = quick
-    monkeypatch.setattr(machine, "roofs", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(calibration, "_run_worker", lambda *_: pytest.fail("measured again"))
     assert load_target("cpu") == spec
 
 
@@ -75,6 +78,12 @@ def test_probes_are_no_layers_of_named_models() -> None:
                 assert layer.groups > 1 or ("conv", (layer.out_channels, width)) not in shapes, case.name
             if isinstance(layer, torch.nn.Linear):
                 assert ("linear", (layer.out_features, layer.in_features)) not in shapes, case.name
+
+
+def test_a_calibration_that_dies_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(MeasureError, match="goes on where it stopped"):
+        calibrate("cpu")
 
 
 def test_only_this_machine_can_be_calibrated() -> None:

@@ -73,6 +73,9 @@ def _changes(workload: Workload, spec: ProcessorSpec, settings: Settings) -> Ite
             _rebatched(workload, larger, again),
         )
     yield from _weights(workload, spec, settings, again)
+    if spec.fault_s_per_byte and not settings.keep_memory:
+        detail = "set MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ to 1073741824, or preload jemalloc: no page is faulted in twice"
+        yield "keep memory", detail, again(workload, how=replace(settings, keep_memory=True))
     if any(op.kind == "conv" for op in workload.ops) and not settings.channels_last and any(p.family == "conv_nhwc" for p in spec.probes):
         yield (
             "channels-last",

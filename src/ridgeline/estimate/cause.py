@@ -2,7 +2,7 @@
 
 parts of one op ──> "compute" | "memory" | "communication" | "overhead", "a+b" when the two largest lie within 10 %
                 ──> cause: padding or wave quantisation, a dtype the unit lacks, a working set over a level's
-                    capacity (which, by how much), low reuse, layout conversion, host copy, synchronisation, launch, power
+                    capacity (which, by how much), low reuse, layout conversion, host copy, synchronisation, launch, page faults, power
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ def bottleneck(parts: Mapping[str, float]) -> str:
     return "+".join(close)
 
 
-def cause_of(op: Op, parts: Parts, limit: str, spec: ProcessorSpec, launch_s: float) -> str:
+def cause_of(op: Op, parts: Parts, limit: str, spec: ProcessorSpec, launch_s: float, fault_s: float = 0.0) -> str:
     """Why the binding limit binds."""
     first = limit.split("+")[0]
     if op.kind == "view":
         return "a view: no data moves" if launch_s == 0 else f"launch: {launch_s * 1e6:.1f} µs to make a view"
     if op.operator in SYNCHRONISING:
         return "synchronisation: the host waits for a value"
+    if first == "overhead" and fault_s > launch_s and spec.fault_s_per_byte:
+        return f"page faults: {fault_s / spec.fault_s_per_byte.value:,.0f} B given back to the system and faulted in again"
     if first == "overhead":
         return f"launch: {launch_s * 1e6:.1f} µs to hand over {parts.limit_s * 1e6:.1f} µs of work"
     if first == "communication":

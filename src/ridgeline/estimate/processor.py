@@ -2,7 +2,7 @@
 
     Workload ──shard, fuse──> ops ──parts_of (limits)──> ÷ efficiency ──queue──> OpRow(start, time, bottleneck, cause)
       time = (largest part + (1 − overlap) · the others) / efficiency + exposed communication + exposed dispatch
-      synchronous targets (CPU) pay every dispatch; asynchronous ones (GPU) only where the host falls behind the device
+      synchronous targets (CPU) pay every dispatch and page fault; asynchronous ones (GPU) only where the host falls behind the device
 
 `limit_s` is the same sum at efficiency 1 without dispatch: what no implementation can beat.
 """
@@ -19,6 +19,7 @@ from ..core.profile import OpRow, Profile, Roofs, Share, Total
 from ..target.load import load_target
 from ..target.spec import ProcessorSpec
 from ..workload.graph import ROLES, LoopNest, Op, Operand, Workload
+from .allocator import faulted_bytes
 from .cause import bottleneck, cause_of
 from .efficiency import EfficiencyModel, learn
 from .fuse import fuse
@@ -39,6 +40,7 @@ class Settings:
     communication_overlap: float | None = None  # the target's own where None
     compression: float = 1.0  # messages made this many times smaller
     channels_last: bool = False  # images stored as NHWC
+    keep_memory: bool = False  # the allocator gives nothing back between ops
 
 
 def estimate(
@@ -98,13 +100,15 @@ def _rows(ops: Sequence[Op], messages: dict[str, Message], spec: ProcessorSpec, 
     distances: Sequence[tuple[float, ...] | None] = reuse_distances(ops) if retains else [None] * len(ops)
     model = efficiency_model(spec)
     queue = Queue(spec, settings, model)
+    cost = spec.fault_s_per_byte.value if spec.fault_s_per_byte and not settings.keep_memory else 0.0
+    faults = faulted_bytes(ops) if cost else [0] * len(ops)
     rows = []
-    for op, distance in zip(ops, distances, strict=True):
+    for op, distance, faulted in zip(ops, distances, faults, strict=True):
         parts = parts_of(op, spec, distance, settings.sparse)
         if op.kind in ("host_copy", "view"):
             parts = replace(parts, memory_s=dict.fromkeys(parts.memory_s, 0.0), limit_s=0.0)
         communication_s = _communication(op, messages, spec, settings)
-        rows.append(queue.place(op, parts, model.predict(op, settings.channels_last), communication_s))
+        rows.append(queue.place(op, parts, model.predict(op, settings.channels_last), communication_s, faulted * cost))
     return rows
 
 
@@ -134,7 +138,7 @@ class Queue:
         if settings.mode == "fused":
             self.view_s = 0.0
 
-    def place(self, op: Op, parts: Parts, efficiency: float, communication_s: float) -> OpRow:
+    def place(self, op: Op, parts: Parts, efficiency: float, communication_s: float, fault_s: float = 0.0) -> OpRow:
         launch_s = self._launch(op)
         busy_s = parts.limit_s / efficiency
         start = self.device_s
@@ -142,7 +146,7 @@ class Queue:
             self.host_s += launch_s
             exposed_s = 0.0 if op.kind == "view" else max(self.host_s - self.device_s, 0.0)
         else:
-            exposed_s = launch_s
+            exposed_s = launch_s + fault_s
         self.device_s = start + exposed_s + busy_s + communication_s
         shown = {
             "compute": max(parts.compute_s, parts.power_s) / efficiency,
@@ -175,7 +179,7 @@ class Queue:
             overhead_s=exposed_s,
             roof_flops=parts.roof_flops,
             bottleneck=limit,
-            cause=cause_of(op, parts, limit, self.spec, launch_s),
+            cause=cause_of(op, parts, limit, self.spec, launch_s, fault_s),
             energy_j=self._energy(parts, exposed_s + busy_s + communication_s),
             loops=tuple(loop_dict(loop) for loop in op.loops),
             parts=op.parts,

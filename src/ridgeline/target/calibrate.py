@@ -2,28 +2,34 @@
 
     bandwidth of each cache level and memory ─┐
     matmul peak per dtype ────────────────────┤
-    dispatch cost of an op and of a view ─────┼──> ProcessorSpec ──TOML──> cache_dir()/targets/<machine>.toml
-    ~150 single ops (probes.py) ──────────────┘
+    dispatch cost, cost of a page fault ──────┼──> ProcessorSpec ──TOML──> cache_dir()/targets/<machine>.toml
+    ~200 single ops (probes.py) ──────────────┘
 
-Takes a minute or two, once. Each result goes to a journal beside the file as soon as it is known, so that a killed calibration
-goes on where it stopped. A changed machine, thread count or torch version is another file.
+Runs in a process of its own, whose allocator keeps its memory: ops are timed without page faults, which the estimate adds where
+a model causes them, and nothing the caller did disturbs the numbers. Takes a minute or two, once. Each result goes to a journal
+beside the file as soon as it is known, so that a killed calibration goes on where it stopped. A changed machine, thread count or
+torch version is another file.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import OptionError, RidgelineError
+from ..core.errors import MeasureError, OptionError, RidgelineError
 from ..core.files import cache_dir, write_json, write_text
 from ..core.spec import parse_spec, read_toml
 from ..core.toml_out import dump_toml
 from .spec import ProcessorSpec
 
-VERSION = 1
+VERSION = 2
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 Progress = Callable[[str], None]
 
 
@@ -43,17 +49,41 @@ def calibrate(device: str = "cpu", *, progress: Progress | None = None, quick: b
     """Measure this machine and remember the result."""
     if device not in ("cpu", "cuda"):
         raise OptionError(f"device {device!r}", why="only this machine can be calibrated", do="use cpu or cuda")
-    say = progress or (lambda _message: None)
     path = calibration_path(device)
-    journal = Journal(path.with_suffix(".journal.json"))
+    path.unlink(missing_ok=True)
+    _run_worker([device, *(["quick"] if quick else [])], progress or (lambda _message: None))
+    return parse_spec(ProcessorSpec, read_toml(path), path.name)
+
+
+def _run_worker(args: list[str], say: Progress) -> None:
+    """The measurement in a fresh process; its lines are progress."""
+    command = [sys.executable, "-m", "ridgeline.target.calibrate", *args]
+    with subprocess.Popen(command, env={**os.environ, **KEEP_MEMORY}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
+        if worker.stdout is None or worker.stderr is None:
+            raise AssertionError("both were asked for")
+        try:
+            for line in worker.stdout:
+                say(line.rstrip())
+            errors = worker.stderr.read().strip().splitlines()
+        except BaseException:
+            worker.kill()
+            raise
+    if worker.returncode:
+        why = errors[-1] if errors else f"it ended with exit code {worker.returncode}"
+        raise MeasureError("calibration failed", why=why, do="run `ridgeline calibrate` again: it goes on where it stopped")
+
+
+def measure_machine(device: str, quick: bool, say: Progress) -> None:
+    """What the fresh process does: measure, and write the file whole."""
     from .machine import roofs, time_probes
 
+    path = calibration_path(device)
+    journal = Journal(path.with_suffix(".journal.json"))
     data = roofs(device, journal, say)
     data["probes"] = time_probes(device, data, journal, say, quick)
     spec = parse_spec(ProcessorSpec, data, path.name)
     write_text(path, dump_toml(spec.model_dump()))
     journal.close()
-    return spec
 
 
 def calibration_path(device: str) -> Path:
@@ -85,3 +115,7 @@ class Journal:
 
     def close(self) -> None:
         self.path.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    measure_machine(sys.argv[1], "quick" in sys.argv[2:], lambda message: print(message, flush=True))

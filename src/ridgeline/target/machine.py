@@ -8,6 +8,7 @@ sizes, which takes the call's own cost out. Times on CUDA come from graph replay
 
 from __future__ import annotations
 
+import mmap
 import os
 import platform
 import re
@@ -181,6 +182,22 @@ def _product(n: int, dtype: str, device: str) -> Callable[[], Any]:
     return lambda: torch.mm(x, y)
 
 
+def fault_seconds_per_byte(size: int = 64 << 20) -> float:
+    """What a fresh byte of memory costs beyond writing it: first touch less second touch of a new mapping."""
+    samples = []
+    for _ in range(7):
+        with mmap.mmap(-1, size) as mapping:
+            fresh = torch.frombuffer(mapping, dtype=torch.uint8)
+            times = []
+            for _ in range(2):
+                start = time.perf_counter()
+                fresh.fill_(1)  # by all threads, as ops touch their results
+                times.append(time.perf_counter() - start)
+            del fresh
+            samples.append(max(times[0] - times[1], 0.0) / size)
+    return median(samples)
+
+
 def dispatch_costs(device: str) -> tuple[float, float]:
     """Host seconds of one small op and of one view, as modules in a chain call them."""
     chain = torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(64)))
@@ -230,6 +247,9 @@ def roofs(device: str, journal: Any, say: Progress) -> dict[str, Any]:
             "asynchronous": device == "cuda",
         },
     }
+    if device == "cpu" and platform.libc_ver()[0] == "glibc":
+        say("page faults")
+        data["fault_s_per_byte"] = _constant(journal.once("faults", fault_seconds_per_byte), "s/B")
     if device == "cuda":
         data["dispatch"]["in_graph_s"] = _constant(1.1e-6, "s", "one small kernel in a CUDA graph on an H200", "assumed")
         data["links"] = {"host": _host_link(journal, say)}

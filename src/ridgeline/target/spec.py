@@ -26,6 +26,7 @@ Seconds = Annotated[Constant, quantity("s", least=0.0)]
 Watts = Annotated[Constant, quantity("W", least=0.0)]
 JoulesPerFlop = Annotated[Constant, quantity("J/FLOP", least=0.0)]
 JoulesPerByte = Annotated[Constant, quantity("J/B", least=0.0)]
+SecondsPerByte = Annotated[Constant, quantity("s/B", least=0.0)]
 Ratio = Annotated[Constant, quantity("ratio", least=0.0, most=1.0)]
 
 MATRIX_KINDS = ("conv", "linear", "matmul", "attention", "recurrent")
@@ -162,6 +163,8 @@ class ProcessorSpec(Spec):
     """How much of communication hides behind computing."""
     dispatch: Dispatch | None = None
     """Cost of launching an op; none when absent."""
+    fault_s_per_byte: SecondsPerByte | None = None
+    """Cost of a byte that the C allocator gave back to the system and faults in again; none when absent."""
     links: dict[Literal["host", "peer"], Link] = Field(default_factory=dict)
     """Connections to host and peers."""
     power: Power | None = None
