@@ -5,8 +5,9 @@
       a free:    an mmapped chunk goes back at once, and raises the threshold to its size (to 32 MiB at most);
                  a heap chunk joins its neighbours; a free top over twice the threshold goes back
 
-The pass is repeated until it settles; bytes of the last pass count, those of a trimmed heap by half. Every byte faulted in costs `fault_s_per_byte`, measured by
-calibration. Ref: glibc malloc.c (dynamic mmap threshold). Not modelled: small requests, other arenas, other allocators.
+The pass is repeated until it settles; bytes of the last pass count, those of a trimmed heap by half. Every byte faulted in costs
+`fault_s_per_byte`, measured by calibration. Ref: glibc malloc.c (dynamic mmap threshold). Not modelled: small requests, other
+arenas, other allocators.
 """
 
 from __future__ import annotations

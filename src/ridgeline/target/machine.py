@@ -342,12 +342,14 @@ def time_probes(device: str, data: dict[str, Any], journal: Any, say: Progress, 
     cases = probe_cases(device, ("float32", "bfloat16"))
     cases = quick_cases(cases) if quick else cases
     last_cache = max(cache_sizes().values()) if device == "cpu" else 64 << 20
-    found = []
-    for number, case in enumerate(cases, 1):
-        say(f"probe {number}/{len(cases)}: {case.name}, {case.dtype}")
-        record = journal.once(f"probe {case.dtype} {case.name}", lambda case=case: _time_probe(case, device, last_cache))
-        found.append({**record, "seconds": max(record["seconds"] - launch_s, record["seconds"] / 10)})
-    return found
+    records = {}
+    for turn in ("first", "second"):  # a burst of other work on the machine hits a probe once, not twice
+        for number, case in enumerate(cases, 1):
+            say(f"probe {number}/{len(cases)}, {turn} time: {case.name}, {case.dtype}")
+            key = f"probe {case.dtype} {case.name}"
+            record = journal.once(f"{key} {turn}", lambda case=case: _time_probe(case, device, last_cache))
+            records[key] = min(records.get(key, record), record, key=lambda r: float(r["seconds"]))
+    return [{**r, "seconds": max(r["seconds"] - launch_s, r["seconds"] / 10)} for r in records.values()]
 
 
 def _time_probe(case: ProbeCase, device: str, last_cache: int) -> dict[str, Any]:
@@ -365,7 +367,7 @@ def _time_probe(case: ProbeCase, device: str, last_cache: int) -> dict[str, Any]
         modules[state["next"]](*inputs)
 
     with torch.inference_mode():
-        seconds = seconds_per_call(call, device, 0.08)
+        seconds = seconds_per_call(call, device, 0.06)
         host_s = _host_seconds(call) if device == "cuda" else None
     return {**probe_record(case, op, seconds), "host_s": host_s}
 
