@@ -39,6 +39,15 @@ def versions() -> dict[str, str]:
     return found
 
 
+def command() -> str:
+    """How to run it again, without where this run put its files."""
+    words = list(sys.argv)
+    if "--out" in words:
+        at = words.index("--out")
+        del words[at : at + 2]
+    return " ".join(["python", *words])
+
+
 def write_results(
     area: str, what: str, machine_label: str, machine: dict[str, Any], rows: list[dict[str, Any]], folder: Path | None = None
 ) -> Path:
@@ -50,7 +59,7 @@ def write_results(
         "machine": machine,
         "versions": versions(),
         "commit": commit(),
-        "command": " ".join(["python", *sys.argv]),
+        "command": command(),
         "rows": rows,
     }
     return write_json((folder or RESULTS) / f"{area}-{what}-{machine_label}.json", data)

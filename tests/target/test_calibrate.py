@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -84,6 +87,17 @@ def test_a_calibration_that_dies_says_why(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(MeasureError, match="goes on where it stopped"):
         calibrate("cpu")
+
+
+def test_a_busy_machine_is_noticed() -> None:
+    spin = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    try:
+        time.sleep(0.5)
+        assert "taken" in machine.busy().get("busy", "" if Path("/proc/stat").exists() else "taken")
+    finally:
+        for process in spin:
+            process.kill()
+            process.wait()
 
 
 def test_only_this_machine_can_be_calibrated() -> None:

@@ -23,10 +23,11 @@ LEAST_GAIN = 1.02
 NARROWER = ("tfloat32", "bfloat16", "float16", "float8", "int8")
 Change = tuple[str, str, Callable[[], Profile]]
 DEVICE = "device "
+MOST_DEVICES = 3
 
 
 def advise(profile: Profile) -> list[Advice]:
-    """What would help, best first; empty where nothing would."""
+    """What would help, best first, other machines last; empty where nothing would."""
     workload, spec, settings = profile.workload, profile.spec, profile.settings
     if workload is None or spec is None or not profile.rows:
         return []
@@ -43,7 +44,9 @@ def advise(profile: Profile) -> list[Advice]:
         after_s = after.total.time_s / max(after.batch, 1)
         if after_s > 0 and before_s / after_s >= LEAST_GAIN:
             found.append(Advice(change, before_s / after_s, _limit(after), detail, before_s, after_s))
-    return sorted(found, key=lambda a: -a.predicted_speedup)
+    ranked = sorted(found, key=lambda a: -a.predicted_speedup)
+    devices = [a for a in ranked if a.change.startswith(DEVICE)]
+    return [a for a in ranked if a not in devices] + devices[:MOST_DEVICES]
 
 
 def _limit(profile: Profile) -> str:

@@ -187,8 +187,12 @@ def verdict(profile: Profile) -> list[str]:
 
 
 def best_advice(profile: Profile) -> list[Advice]:
-    """Advice by predicted gain, largest first; a gain that is not a number comes last."""
-    return sorted(profile.advice, key=lambda advice: finite(advice.predicted_speedup), reverse=True)
+    """Advice by predicted gain, largest first; another machine comes after what can be done on this one, no number last."""
+
+    def rank(advice: Advice) -> tuple[bool, float]:
+        return advice.change.startswith("device "), -finite(advice.predicted_speedup)
+
+    return sorted(profile.advice, key=rank)
 
 
 def agreement(rows: Sequence[OpRow], within: float = 0.3) -> tuple[int, float | None, float | None]:

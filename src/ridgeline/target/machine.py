@@ -64,10 +64,21 @@ def cache_sizes() -> dict[str, int]:
     return sizes or {"l1": 32 * 1024, "l2": 1024 * 1024, "l3": 16 * 1024 * 1024}
 
 
-def busy() -> dict[str, str]:
+def busy(watch_s: float = 0.5) -> dict[str, str]:
     """Whether other work is running: on busy cores everything measured is too slow, by a factor where threads must meet."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    return {"busy": f"load average {load:.1f}"} if load > 0.5 * (os.cpu_count() or 1) else {}
+
+    def ticks() -> tuple[float, float]:
+        values = [float(v) for v in Path("/proc/stat").read_text(encoding="utf-8").split("\n", 1)[0].split()[1:9]]
+        return sum(values), values[3] + values[4]  # all, idle and waiting for disks
+
+    try:
+        before = ticks()
+        time.sleep(watch_s)
+        after = ticks()
+    except (OSError, ValueError, IndexError):
+        return {}
+    used = 1 - (after[1] - before[1]) / max(after[0] - before[0], 1.0)
+    return {"busy": f"{used:.0%} of the cores taken"} if used > 0.2 else {}
 
 
 def seconds_per_call(function: Callable[[], Any], device: str, budget_s: float = 0.1, best: bool = False) -> float:
