@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,18 +33,33 @@ Trace = Annotated[Path | None, typer.Option("--trace", help="Write a Chrome/Perf
 Rows = Annotated[int, typer.Option("--rows", min=0, help="Ops shown in the table, heaviest first (0: all).")]
 
 
+QUIET_S = 10.0
+
+
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[str], None]]:
     """A line on stderr that says what is going on: live on a terminal, one line a stage elsewhere."""
     if not sys.stderr.isatty():
-        sys.stderr.write(f"{what} …\n")
-        yield lambda _message: None
+        yield _lines(what)
         return
     from rich.console import Console
     from rich.markup import escape
 
     with Console(stderr=True).status(escape(what)) as status:
         yield lambda message: status.update(escape(f"{what}: {message}"))
+
+
+def _lines(what: str) -> Callable[[str], None]:
+    """Without a terminal: what begins, then a line every ten seconds."""
+    said = [time.monotonic()]
+    sys.stderr.write(f"{what} …\n")
+
+    def report(message: str) -> None:
+        if time.monotonic() - said[0] >= QUIET_S:
+            said[0] = time.monotonic()
+            sys.stderr.write(f"  {message}\n")
+
+    return report
 
 
 def emit(profile: Profile, *, as_json: bool, html: Path | None, trace: Path | None, rows: int, extra: dict[str, Any] | None = None) -> None:

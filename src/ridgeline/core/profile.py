@@ -10,7 +10,7 @@ nothing of ours. Times in seconds, sizes in bytes, rates in FLOP/s and B/s, ener
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
@@ -132,6 +132,20 @@ class Share:
     def to_dict(self) -> dict[str, Any]:
         bounded = self.speedup_if_free if isfinite(self.speedup_if_free) else None
         return {"kind": self.kind, "time_s": self.time_s, "fraction": self.fraction, "speedup_if_free": bounded}
+
+
+def shares_of(rows: Iterable[OpRow]) -> tuple[Share, ...]:
+    """Amdahl by kind of op: share of the time, and the speed-up if that kind cost nothing."""
+    times: dict[str, float] = {}
+    for row in rows:
+        times[row.kind] = times.get(row.kind, 0.0) + row.time_s
+    total = sum(times.values())
+    ranked = sorted(times.items(), key=lambda item: -item[1])
+    return tuple(
+        Share(kind, seconds, seconds / total, total / (total - seconds) if total > seconds else float("inf"))
+        for kind, seconds in ranked
+        if seconds > 0
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Any
 
 from ..core.errors import OptionError
-from ..core.profile import OpRow, Profile, Roofs, Share, Total
+from ..core.profile import OpRow, Profile, Roofs, Total, shares_of
 from ..target.load import load_target
 from ..target.spec import ProcessorSpec
-from ..workload.graph import ROLES, LoopNest, Op, Operand, Workload
+from ..workload.graph import ROLES, Op, Operand, Workload, row_fields
 from .allocator import faulted_bytes
 from .cause import bottleneck, cause_of
 from .efficiency import EfficiencyModel, learn
@@ -156,18 +155,7 @@ class Queue:
         }
         limit = bottleneck(shown)
         return OpRow(
-            name=op.name,
-            layer=op.layer,
-            kind=op.kind,
-            operator=op.operator,
-            dtype=op.dtype,
-            input_shapes=tuple(o.shape for o in op.inputs),
-            output_shapes=tuple(o.shape for o in op.outputs),
-            flops=op.flops,
-            matmul_flops=op.matmul_flops,
-            bytes=op.bytes,
-            bytes_by={role: op.bytes_of(role) for role in ROLES},
-            intensity=op.intensity,
+            **row_fields(op),
             start_s=start,
             time_s=exposed_s + busy_s + communication_s,
             limit_s=parts.limit_s + communication_s,
@@ -181,8 +169,6 @@ class Queue:
             bottleneck=limit,
             cause=cause_of(op, parts, limit, self.spec, launch_s, fault_s),
             energy_j=self._energy(parts, exposed_s + busy_s + communication_s),
-            loops=tuple(loop_dict(loop) for loop in op.loops),
-            parts=op.parts,
         )
 
     def _launch(self, op: Op) -> float:
@@ -195,19 +181,6 @@ class Queue:
         if parts.energy_j is None or self.spec.power is None:
             return None
         return parts.energy_j + self.spec.power.idle_w.value * seconds
-
-
-def loop_dict(loop: LoopNest) -> dict[str, Any]:
-    """A loop nest as plain data."""
-    return {
-        "kind": loop.kind,
-        "dims": dict(loop.dims),
-        "stride": list(loop.stride),
-        "padding": list(loop.padding),
-        "dilation": list(loop.dilation),
-        "transposed": loop.transposed,
-        "shared": list(loop.shared),
-    }
 
 
 def _profile(workload: Workload, spec: ProcessorSpec, settings: Settings, rows: list[OpRow]) -> Profile:
@@ -272,20 +245,6 @@ def total_of(rows: Sequence[OpRow], workload: Workload, weight_bytes: int) -> To
         parameters=workload.parameters,
         by_bottleneck=by,
         energy_j=sum(energies) if energies else None,
-    )
-
-
-def shares_of(rows: Iterable[OpRow]) -> tuple[Share, ...]:
-    """Amdahl by kind of op: share of the time, and the speed-up if that kind cost nothing."""
-    times: dict[str, float] = {}
-    for row in rows:
-        times[row.kind] = times.get(row.kind, 0.0) + row.time_s
-    total = sum(times.values())
-    ranked = sorted(times.items(), key=lambda item: -item[1])
-    return tuple(
-        Share(kind, seconds, seconds / total if total else 0.0, total / (total - seconds) if total > seconds else float("inf"))
-        for kind, seconds in ranked
-        if seconds > 0
     )
 
 

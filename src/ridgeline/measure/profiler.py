@@ -21,12 +21,12 @@ import torch
 
 from ..core.dtypes import canonical
 from ..core.errors import MeasureError, OptionError
-from ..core.profile import OpRow, Profile, Roofs, Share, Timing, Total
+from ..core.profile import OpRow, Profile, Roofs, Timing, Total, shares_of
 from ..core.timing import garbage_collector_off, sampler, summarise
 from ..workload.capture import capture_case
 from ..workload.case import CaseOptions, ModelCase
 from ..workload.exported import export_case
-from ..workload.graph import ROLES, Op, Workload
+from ..workload.graph import ROLES, Op, Workload, row_fields
 from .clocks import CudaClock, HostClock, OpTime, make_clock
 from .environment import machine_name
 from .hardware import hardware_notes
@@ -179,7 +179,7 @@ def _profile(workload: Workload, measured: _Measured, total: Total, settings: Me
         rows=rows,
         total=total,
         roofs=Roofs({}, {}),
-        shares=_shares(rows),
+        shares=shares_of(rows),
         uncounted=tuple(asdict(item) for item in workload.uncounted),
         notes=(*workload.notes, *_notes(rows, measured, total, settings)),
         phase=workload.phase,
@@ -201,21 +201,9 @@ def _rows(ops: Sequence[Op], times: dict[Key, list[OpTime]]) -> tuple[OpRow, ...
 
 def _row(op: Op, timing: Timing | None, start_s: float) -> OpRow:
     return OpRow(
-        name=op.name,
-        layer=op.layer,
-        kind=op.kind,
-        operator=op.operator,
-        dtype=op.dtype,
-        input_shapes=tuple(o.shape for o in op.inputs),
-        output_shapes=tuple(o.shape for o in op.outputs),
-        flops=op.flops,
-        matmul_flops=op.matmul_flops,
-        bytes=op.bytes,
-        bytes_by={role: op.bytes_of(role) for role in ROLES},
-        intensity=op.intensity,
+        **row_fields(op),
         start_s=start_s,
         time_s=timing.median_s if timing else 0.0,
-        loops=tuple(asdict(loop) for loop in op.loops),
         measured=timing,
     )
 
@@ -235,20 +223,6 @@ def _total(workload: Workload, timing: Timing, held_bytes: int, peak_bytes: int)
         by_bottleneck={},
         measured=timing,
         measured_peak_bytes=peak_bytes,
-    )
-
-
-def _shares(rows: Sequence[OpRow]) -> tuple[Share, ...]:
-    """Amdahl over the measured op times."""
-    whole_s = sum(row.time_s for row in rows)
-    by_kind: dict[str, float] = {}
-    for row in rows:
-        by_kind[row.kind] = by_kind.get(row.kind, 0.0) + row.time_s
-    ranked = sorted(by_kind.items(), key=lambda item: -item[1])
-    return tuple(
-        Share(kind, time_s, time_s / whole_s, whole_s / (whole_s - time_s) if time_s < whole_s else float("inf"))
-        for kind, time_s in ranked
-        if time_s
     )
 
 

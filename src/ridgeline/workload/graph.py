@@ -11,9 +11,9 @@ cache residency can be followed from op to op. FLOPs count a multiply and an add
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 from ..core.dtypes import FLOATING, bytes_of
 
@@ -98,6 +98,26 @@ class Op:
     @property
     def intensity(self) -> float:
         return self.flops / self.bytes if self.bytes else 0.0
+
+
+def row_fields(op: Op) -> dict[str, Any]:
+    """What an OpRow says of an op whoever fills in its times."""
+    return {
+        "name": op.name,
+        "layer": op.layer,
+        "kind": op.kind,
+        "operator": op.operator,
+        "dtype": op.dtype,
+        "input_shapes": tuple(o.shape for o in op.inputs),
+        "output_shapes": tuple(o.shape for o in op.outputs),
+        "flops": op.flops,
+        "matmul_flops": op.matmul_flops,
+        "bytes": op.bytes,
+        "bytes_by": {role: op.bytes_of(role) for role in ROLES},
+        "intensity": op.intensity,
+        "loops": tuple({**asdict(loop), "dims": dict(loop.dims)} for loop in op.loops),
+        "parts": op.parts,
+    }
 
 
 @dataclass(frozen=True, slots=True)
