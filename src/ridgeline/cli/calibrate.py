@@ -15,7 +15,7 @@ def calibrate(
     quick: Annotated[bool, typer.Option("--quick", help="A tenth of the probes: rougher, in seconds.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine (a minute or two) and remember the result."""
+    """Measure this machine (two or three minutes) and remember the result."""
     from ..report.catalog import render_targets
     from ..target.calibrate import calibrate as measure_machine
     from ..target.calibrate import calibration_path

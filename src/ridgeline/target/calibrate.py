@@ -6,7 +6,7 @@
     ~200 single ops (probes.py) ──────────────┘
 
 Runs in a process of its own, whose allocator keeps its memory: ops are timed without page faults, which the estimate adds where
-a model causes them, and nothing the caller did disturbs the numbers. Takes a minute or two, once. Each result goes to a journal
+a model causes them, and nothing the caller did disturbs the numbers. Takes two or three minutes, once. Each result goes to a journal
 beside the file as soon as it is known, so that a killed calibration goes on where it stopped. A changed machine, thread count or
 torch version is another file.
 """
