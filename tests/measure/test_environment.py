@@ -11,7 +11,8 @@ import numpy
 import pytest
 import torch
 
-from ridgeline.measure.environment import cache_sizes, environment, machine_name, memory_bytes, package_version, usable_threads
+from ridgeline.measure.environment import environment, machine_name, memory_bytes, package_version, usable_threads
+from ridgeline.target.machine import cache_sizes
 
 
 def test_environment_names_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

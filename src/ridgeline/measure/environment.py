@@ -30,7 +30,7 @@ def environment() -> dict[str, Any]:
     """Everything a measurement may depend on."""
     import torch
 
-    from ..target.machine import cpu_name
+    from ..target.machine import cache_sizes, cpu_name
 
     return {
         "ridgeline": __version__,
@@ -102,16 +102,6 @@ def physical_cores() -> int | None:
 def usable_threads() -> int:
     """Hardware threads this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def cache_sizes() -> dict[str, int]:
-    """Data and unified caches of the first core: {"L1": 32768, …}; L1 instruction caches are left out."""
-    sizes: dict[str, int] = {}
-    for index in sorted(Path("/sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        size = re.fullmatch(r"(\d+)([KMG]?)\s*", _read(index / "size"))
-        if size and _read(index / "type").strip() in ("Data", "Unified"):
-            sizes[f"L{_read(index / 'level').strip()}"] = int(size[1]) * 1024 ** " KMG".index(size[2] or " ")
-    return sizes
 
 
 def memory_bytes() -> int | None:
