@@ -83,10 +83,12 @@ def test_probes_are_no_layers_of_named_models() -> None:
                 assert ("linear", (layer.out_features, layer.in_features)) not in shapes, case.name
 
 
-def test_a_calibration_that_dies_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_calibration_that_dies_says_why_and_keeps_the_old_one(quick: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, _, path = quick
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(MeasureError, match="goes on where it stopped"):
         calibrate("cpu")
+    assert path.exists() and load_target("cpu") == spec
 
 
 def test_a_busy_machine_is_noticed() -> None:

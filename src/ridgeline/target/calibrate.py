@@ -18,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,27 +51,29 @@ def calibrate(device: str = "cpu", *, progress: Progress | None = None, quick: b
     if device not in ("cpu", "cuda"):
         raise OptionError(f"device {device!r}", why="only this machine can be calibrated", do="use cpu or cuda")
     path = calibration_path(device)
-    path.unlink(missing_ok=True)
     _run_worker([device, *(["quick"] if quick else [])], progress or (lambda _message: None))
     return parse_spec(ProcessorSpec, read_toml(path), path.name)
 
 
 def _run_worker(args: list[str], say: Progress) -> None:
-    """The measurement in a fresh process; its lines are progress."""
+    """The measurement in a fresh process with as many threads as this one; its lines are progress."""
+    import torch
+
     command = [sys.executable, "-m", "ridgeline.target.calibrate", *args]
-    with subprocess.Popen(command, env={**os.environ, **KEEP_MEMORY}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
-        if worker.stdout is None or worker.stderr is None:
-            raise AssertionError("both were asked for")
-        try:
-            for line in worker.stdout:
-                say(line.rstrip())
-            errors = worker.stderr.read().strip().splitlines()
-        except BaseException:
-            worker.kill()
-            raise
-    if worker.returncode:
-        why = errors[-1] if errors else f"it ended with exit code {worker.returncode}"
-        raise MeasureError("calibration failed", why=why, do="run `ridgeline calibrate` again: it goes on where it stopped")
+    environment = {**os.environ, **KEEP_MEMORY, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    with tempfile.TemporaryFile("w+") as errors:
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True) as worker:
+            try:
+                for line in worker.stdout or ():
+                    say(line.rstrip())
+            except BaseException:
+                worker.kill()
+                raise
+        if worker.returncode:
+            errors.seek(0)
+            lines = errors.read().strip().splitlines()
+            why = lines[-1] if lines else f"it ended with exit code {worker.returncode}"
+            raise MeasureError("calibration failed", why=why, do="run `ridgeline calibrate` again: it goes on where it stopped")
 
 
 def measure_machine(device: str, quick: bool, say: Progress) -> None:
