@@ -100,3 +100,7 @@ def test_shapes_counts_and_rates():
     assert [fmt.many(1, "view"), fmt.many(1214, "op")] == ["1 view", "1,214 ops"]
     assert fmt.rate(2310.4, "samples/s") == "2,310 samples/s"
     assert fmt.crop("model.layers.31.mlp.down_proj", 14, keep="end") == "…mlp.down_proj"
+
+
+def test_a_number_that_rounds_past_the_largest_float_is_shown():
+    assert fmt.scaled(1.7950000000000001e308, "B") and fmt.size(-1.7976931348623157e308)

@@ -40,6 +40,8 @@ def scaled(value: float | None, unit: str, digits: int = 3) -> str:
         return f"0 {unit}"
     # Rounding first makes 999.96 µs read "1 ms" and not "1,000 µs".
     rounded = float(f"{value:.{digits - 1}e}")
+    if math.isinf(rounded):  # rounds past the largest float
+        rounded = value
     power = math.floor(math.floor(math.log10(abs(rounded))) / 3)
     power = max(1 - len(_SMALL), min(power, len(_LARGE) - 1))
     prefix = _LARGE[power] if power >= 0 else _SMALL[-power]
