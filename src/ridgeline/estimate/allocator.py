@@ -22,8 +22,8 @@ LARGEST_THRESHOLD = 32 << 20
 FIRST_THRESHOLD = 128 * 1024
 PAD = 128 * 1024
 PASSES = 4
-# A free top goes back only if nothing small lies above it, which differs between two starts of the same program: seen both ways
-# for ResNet-18 (0 and 77 MB a pass at batch 8) and MobileNet-V2 (169 and 322 MB). Half is what to expect.
+# A free top goes back only if nothing small lies above it, which differs between two starts of the same program
+# (benchmarks/page_faults.py shows it). Half is what to expect.
 TRIMMED = 0.5
 
 
