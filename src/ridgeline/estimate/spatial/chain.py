@@ -1,0 +1,211 @@
+"""The cheapest chain of cuts through a lattice of tilings, over every loop order at once.
+
+    lattice   one axis for each prime of each dimension's loop count: a point says how much of each dimension is inside
+    cut       a place where one operand's tile in one memory ends; its cost depends on its point only
+    chain     cuts at points that rise along every axis: exactly the loop orders, for the loops between two cuts commute
+
+A loop order is a rising path, so the best mapping is the cheapest way to set every operand's cuts, inner before outer, at
+rising points. With `best[s]` the cheapest setting of the cuts in s at points no higher than p, kept for all p,
+
+    best[s + cut](p) = min over q <= p of best[s](q) + cost_cut(q)         a running minimum along every axis
+
+which visits every interleaving of the operands' cuts and every order of loops: nothing is sampled, nothing is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...target.array import DIMENSIONS
+
+Costs = NDArray[np.float64]
+SMOOTH = (2, 3, 5, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class Lattice:
+    """Block sizes of every dimension, laid out so that a higher point along each axis is a multiple."""
+
+    blocks: Mapping[str, NDArray[np.int64]]
+    exponents: Mapping[str, tuple[int, ...]]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One axis a dimension."""
+        return tuple(len(self.blocks[d]) for d in DIMENSIONS)
+
+    @property
+    def fine_shape(self) -> tuple[int, ...]:
+        """One axis a prime power of a dimension."""
+        return tuple(e + 1 for d in DIMENSIONS for e in self.exponents[d]) or (1,)
+
+    def spread(self, costs: NDArray[Any]) -> NDArray[Any]:
+        """Broadcast over the lattice, then one axis a prime."""
+        return np.ascontiguousarray(np.broadcast_to(costs, self.shape)).reshape(self.fine_shape)
+
+    def point(self, fine: Sequence[int]) -> dict[str, int]:
+        """Block of each dimension at a fine index."""
+        coarse = np.unravel_index(int(np.ravel_multi_index(tuple(fine), self.fine_shape)), self.shape)
+        return {d: int(self.blocks[d][i]) for d, i in zip(DIMENSIONS, coarse, strict=True)}
+
+
+def lattice_for(counts: Mapping[str, int]) -> Lattice:
+    """Blocks for loops that must run `counts` times: all divisors of the next number whose primes are at most 7."""
+    blocks, exponents = {}, {}
+    for dim in DIMENSIONS:
+        powers = _factorise(smooth_above(counts[dim]))
+        exponents[dim] = tuple(e for _, e in powers)
+        sizes = [prod(p**e for (p, _), e in zip(powers, chosen, strict=True)) for chosen in product(*(range(e + 1) for _, e in powers))]
+        blocks[dim] = np.array(sizes, np.int64)
+    return Lattice(blocks, exponents)
+
+
+def smooth_above(count: int) -> int:
+    """The smallest number >= count without primes above 7; the edge of the layer cuts the last tiles short."""
+    while prod(p**e for p, e in _factorise(count)) != count:
+        count += 1
+    return count
+
+
+def _factorise(number: int) -> list[tuple[int, int]]:
+    found = []
+    for prime in SMOOTH:
+        power = 0
+        while number % prime == 0:
+            number, power = number // prime, power + 1
+        if power:
+            found.append((prime, power))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One step of an operand's ladder. `phase` tells variants apart that depend on the operand's cut before this one."""
+
+    costs: Costs
+    """Over the fine lattice; infinite where the tile does not fit."""
+    leads_to: int = 0
+    """Phase the operand is in afterwards."""
+
+
+Ladder = Sequence[Mapping[int, Sequence[Cut]]]
+"""Per step of an operand: phase before -> the variants of the cut open to it."""
+State = tuple[tuple[int, int], ...]
+"""Per operand: how many of its cuts are set, and its phase."""
+
+
+def cheapest_chain(ladders: Sequence[Ladder], shape: tuple[int, ...], bound: float = np.inf) -> tuple[float, list[list[tuple[int, ...]]]]:
+    """(cost, fine point of every step of every ladder); infinite cost if nothing fits, or nothing below `bound`.
+
+    Operands alone come first, then pairs, then all: what the operands set so far cost, with the least the others can, must
+    stay below `bound`, or there is no need to go on.
+    """
+    best: dict[State, Costs] = {tuple((0, 0) for _ in ladders): np.zeros(shape)}
+    arrivals: dict[State, Costs] = {}
+    least: dict[frozenset[int], float] = {}
+    for members, rounds in _stages(ladders):
+        for states in rounds:
+            found = {state: arrival for state in states if (arrival := _arrive(ladders, state, best)) is not None}
+            arrivals |= found
+            if found:
+                best |= dict(zip(found, _running_minimum(np.stack(list(found.values()))), strict=True))
+        states = [state for states in rounds for state in states]
+        ends = [float(best[s].flat[-1]) for s in states if s in best and all(s[i][0] == len(ladders[i]) for i in members)]
+        least[members] = min(ends, default=float("inf"))
+        if lower_bound(least, len(ladders)) >= bound:
+            return float("inf"), []
+    full = [s for s in best if all(step == len(ladder) for (step, _), ladder in zip(s, ladders, strict=True))]
+    if not full:
+        return float("inf"), []
+    end = min(full, key=lambda s: float(best[s].flat[-1]))
+    cost = float(best[end].flat[-1])
+    return (cost, _trace(ladders, best, arrivals, end, shape)) if np.isfinite(cost) else (cost, [])
+
+
+def lower_bound(least: Mapping[frozenset[int], float], operands: int) -> float:
+    """What all operands together cost at least, from what some of them do."""
+    single = [least.get(frozenset([i]), 0.0) for i in range(operands)]
+    bounds = [sum(single)]
+    pairs = [(members, cost) for members, cost in least.items() if len(members) == 2]
+    bounds += [cost + sum(single[i] for i in range(operands) if i not in members) for members, cost in pairs]
+    if operands == 3 and len(pairs) == 3:
+        bounds.append(sum(cost for _, cost in pairs) / 2)  # each operand is in two of the pairs
+    return max([*bounds, least.get(frozenset(range(operands)), 0.0)])
+
+
+def _arrive(ladders: Sequence[Ladder], state: State, best: Mapping[State, Costs]) -> Costs | None:
+    """Cost of setting the last cut of a state exactly at each point."""
+    arrival = None
+    for source, cut in _sources(ladders, state):
+        if source in best:
+            total = best[source] + cut.costs
+            arrival = total if arrival is None else np.minimum(arrival, total, out=arrival)
+    return arrival
+
+
+def _stages(ladders: Sequence[Ladder]) -> list[tuple[frozenset[int], list[list[State]]]]:
+    """States by which operands have cuts set: singles, pairs, all; within a stage rounds of equally many cuts, fewest first."""
+    groups: dict[frozenset[int], dict[int, list[State]]] = {}
+    for state in _states(ladders):
+        members = frozenset(i for i, (step, _) in enumerate(state) if step)
+        groups.setdefault(members, {}).setdefault(sum(step for step, _ in state), []).append(state)
+    return [(members, list(rounds.values())) for members, rounds in sorted(groups.items(), key=lambda item: len(item[0]))]
+
+
+def _running_minimum(values: Costs) -> Costs:
+    """Along every axis but the first, over which independent tables are stacked.
+
+    Slice by slice: np.minimum.accumulate takes 20 times longer, for it handles the short axes one line at a time.
+    """
+    running = values.copy()
+    for axis in range(1, values.ndim):
+        along = running.swapaxes(0, axis)
+        for i in range(1, values.shape[axis]):
+            np.minimum(along[i], along[i - 1], out=along[i])
+    return running
+
+
+def _states(ladders: Sequence[Ladder]) -> list[State]:
+    """Every state but the first, fewest cuts first."""
+    options = []
+    for ladder in ladders:
+        steps = [(0, 0)]
+        for step, variants in enumerate(ladder):
+            phases = sorted({cut.leads_to for cuts in variants.values() for cut in cuts})
+            steps += [(step + 1, phase) for phase in phases]
+        options.append(steps)
+    return sorted(product(*options), key=lambda state: sum(step for step, _ in state))[1:]
+
+
+def _sources(ladders: Sequence[Ladder], state: State) -> Iterator[tuple[State, Cut]]:
+    """The states one cut earlier, and the cut that leads from each to this one."""
+    for which, (step, phase) in enumerate(state):
+        if step:
+            for before, cuts in ladders[which][step - 1].items():
+                for cut in cuts:
+                    if cut.leads_to == phase:
+                        yield (*state[:which], (step - 1, before), *state[which + 1 :]), cut
+
+
+def _trace(
+    ladders: Sequence[Ladder], best: Mapping[State, Costs], arrivals: Mapping[State, Costs], state: State, shape: tuple[int, ...]
+) -> list[list[tuple[int, ...]]]:
+    """Walk back from the full state: where was the minimum reached, and which cut was set there."""
+    points: list[list[tuple[int, ...]]] = [[() for _ in ladder] for ladder in ladders]
+    ceiling = tuple(length - 1 for length in shape)
+    while state in arrivals:
+        box = arrivals[state][tuple(slice(0, c + 1) for c in ceiling)]
+        ceiling = tuple(int(i) for i in np.unravel_index(int(box.argmin()), box.shape))
+        reached = arrivals[state][ceiling]
+        source = next(s for s, cut in _sources(ladders, state) if s in best and best[s][ceiling] + cut.costs[ceiling] == reached)
+        which = next(i for i, (a, b) in enumerate(zip(state, source, strict=True)) if a != b)
+        points[which][state[which][0] - 1] = ceiling
+        state = source
+    return points

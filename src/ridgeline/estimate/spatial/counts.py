@@ -1,0 +1,253 @@
+"""Exact words through every port, for one tiling or for thousands at once.
+
+    blocks {dim: array of block sizes}   one lattice axis a dimension, so every result is an array over the lattice
+        ▼ tiles                          distinct tile sizes of each dimension, edges and padding included
+    Flow                                 words, elements, transfers and port cycles of one operand at one memory and direction
+        words     = sum over transfers of ceil(elements * bits / port word)             [port words, whole]
+        cycles    = sum over steps of ceil(words of the busiest instance * word / width)
+
+A boundary lies between a memory and what it feeds: the memory below it on the operand's ladder, or the PEs. Its traffic
+depends only on the blocks at its refill position: relevant dimensions give tile sizes, the others how often tiles come.
+
+Partial sums. Let v be visits of a memory from below, r its own residencies, both counted over reduction tiles and lanes.
+A residency starts from zero unless partial sums come down, so what a memory gives back is v - r + (what came down to it);
+what comes down goes to one lane of those that are added up on the way, and the outermost memory starts empty (r = 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...target.array import DIMENSIONS, SpatialArraySpec
+from .layer import REDUCTION, RELEVANT, Layer
+from .mapping import Loop
+from .tiles import Pattern, Sizes, extents, windows
+
+Array = NDArray[np.int64]
+Blocks = Mapping[str, Array]
+AXIS = {d: i for i, d in enumerate(DIMENSIONS)}
+RANK = len(DIMENSIONS)
+NONE: Array = np.zeros((1,) * RANK, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Traffic of one operand through one port, in one direction, over the whole layer, all instances together."""
+
+    words: Array
+    elements: Array
+    transfers: Array
+    cycles: Array
+    bits: Array
+
+    def times(self, events: Array, steps: Array) -> Flow:
+        """The same tiles moved more often: `events` times in all, on `steps` steps of the busiest instance."""
+        return Flow(self.words * events, self.elements * events, self.transfers * events, self.cycles * steps, self.bits)
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """Tile sizes of one dimension or window on its lattice axes; the last axis runs over distinct sizes."""
+
+    values: Array
+    counts: Array
+    step_values: Array
+    step_counts: Array
+    total: Array
+    """Elements of all tiles."""
+    active: Array
+    """Tiles that hold anything."""
+    largest: Array
+
+
+@dataclass(slots=True)
+class Unrolled:
+    """A layer spread over an array: what every tiling of it shares. Results are cached per memory and dimension."""
+
+    layer: Layer
+    array: SpatialArraySpec
+    spatial: Mapping[str, tuple[Loop, ...]]
+    with_cycles: bool = True
+    """False: port cycles and transfers are not asked for, and left at zero."""
+    _factors: dict[tuple[object, ...], Factor] = field(default_factory=dict)
+
+    def lanes(self, dim: str) -> int:
+        return prod(f for loops in self.spatial.values() for d, f in loops if d == dim)
+
+    def pattern(self, dim: str, shared: Iterable[str]) -> Pattern:
+        """Unrollings of a dimension, innermost lane first, each with whether the memory serves its axis."""
+        serves = set(shared)
+        return tuple((f, axis in serves) for axis in self.array.axes for d, f in self.spatial.get(axis, ()) if d == dim and f > 1)
+
+    def steps(self, dim: str, blocks: Blocks) -> Array:
+        """Tiles of a dimension at each block size."""
+        tiles = -(-self.layer.dims[dim] // (blocks[dim] * self.lanes(dim)))
+        return _place(tiles, AXIS[dim])
+
+    def compute_cycles(self) -> int:
+        return prod(-(-size // self.lanes(dim)) for dim, size in self.layer.dims.items())
+
+    def count(self, dims: Iterable[str], blocks: Blocks) -> Array:
+        """Steps over several dimensions."""
+        return _product(self.steps(d, blocks) for d in dims if self.layer.dims[d] > 1)
+
+    def active(self, dims: Iterable[str], blocks: Blocks, shared: Iterable[str]) -> Array:
+        """(Step, instance) pairs that do anything, over dimensions an operand does not depend on."""
+        return _product(self._plain(d, blocks, shared).active for d in dims if self.layer.dims[d] > 1)
+
+    def factors(self, operand: str, blocks: Blocks, shared: Iterable[str]) -> list[Factor]:
+        """Tile sizes of an operand in one instance of a memory shared over `shared`."""
+        plain = ("B", "G", "C") if operand == "I" else RELEVANT[operand]
+        found = [self._plain(d, blocks, shared) for d in plain if self.layer.dims[d] > 1]
+        return [*found, *(self._window(which, blocks, shared) for which in (0, 1))] if operand == "I" else found
+
+    def largest(self, operand: str, blocks: Blocks, shared: Iterable[str]) -> Array:
+        """Elements of the largest tile any instance holds."""
+        return _product(f.largest for f in self.factors(operand, blocks, shared))
+
+    def _plain(self, dim: str, blocks: Blocks, shared: Iterable[str]) -> Factor:
+        pattern, size, axis = self.pattern(dim, shared), self.layer.dims[dim], AXIS[dim]
+        key = (dim, tuple(blocks[dim].tolist()), pattern)
+        if key not in self._factors:
+            self._factors[key] = _factor([extents(size, b, pattern) for b in key[1]], (axis,), (len(key[1]),))
+        return self._factors[key]
+
+    def _window(self, which: int, blocks: Blocks, shared: Iterable[str]) -> Factor:
+        layer, out_dim, tap_dim = self.layer, "PQ"[which], "RS"[which]
+        patterns = self.pattern(out_dim, shared), self.pattern(tap_dim, shared)
+        outs, taps = tuple(blocks[out_dim].tolist()), tuple(blocks[tap_dim].tolist())
+        key = (which, outs, taps, patterns)
+        if key not in self._factors:
+            geometry = (layer.stride[which], layer.dilation[which], layer.padding[which], layer.input_size[which])
+            sizes = [windows(layer.dims[out_dim], layer.dims[tap_dim], geometry, (o, t), *patterns) for o in outs for t in taps]
+            self._factors[key] = _factor(sizes, (AXIS[out_dim], AXIS[tap_dim]), (len(outs), len(taps)))
+        return self._factors[key]
+
+    def flow(self, operand: str, blocks: Blocks, memory: str, direction: str, held_by: str | None, bits: Array) -> Flow:
+        """Every tile moved once through the memory's port; tiles are those of instances of `held_by` (None: of the PEs)."""
+        shared = () if held_by is None else self.array.memories[held_by].shared_over
+        port = self.array.memories[memory].ports[self.array.memories[memory].port_of(operand, direction)]
+        factors = self.factors(operand, blocks, shared)
+        words = _sum_over(factors, False, lambda n: _words(n, bits, port.granule))
+        elements = _product(f.total for f in factors)
+        if not self.with_cycles:
+            return Flow(words, elements, NONE, NONE, bits)
+        transfers = _product(f.active for f in factors)
+        ratio = port.bits_per_cycle // port.granule
+        cycles = _sum_over(factors, True, lambda n: -(-_words(n, bits, port.granule) // ratio))
+        return Flow(words, elements, transfers, cycles, bits)
+
+
+def _words(elements: Array, bits: Array, granule: int) -> Array:
+    wide = bits.reshape(bits.shape + (1,) * (elements.ndim - bits.ndim)) if bits.ndim else bits
+    return -(-(elements * wide) // granule)
+
+
+def _sum_over(factors: list[Factor], steps: bool, measure: Callable[[Array], Array]) -> Array:
+    """Sum of `measure(product of sizes)` over all combinations of sizes, each as often as it occurs."""
+    sizes, often = np.ones((1,) * (RANK + 1), np.int64), np.ones((1,) * (RANK + 1), np.int64)
+    for factor in factors:
+        values, counts = (factor.step_values, factor.step_counts) if steps else (factor.values, factor.counts)
+        sizes, often = _combine(sizes, values), _combine(often, counts)
+    weighted = measure(sizes) * often
+    return weighted[..., 0] if weighted.shape[-1] == 1 else weighted.sum(axis=-1)
+
+
+def _combine(a: Array, b: Array) -> Array:
+    if a.shape[-1] == 1 or b.shape[-1] == 1:
+        return a * b
+    product = a[..., :, None] * b[..., None, :]
+    return product.reshape(*product.shape[:-2], -1)
+
+
+def _product(arrays: Iterable[Array]) -> Array:
+    return reduce(np.multiply, arrays, np.ones((1,) * RANK, np.int64))
+
+
+def _place(values: Array, axis: int) -> Array:
+    return values.reshape(tuple(len(values) if i == axis else 1 for i in range(RANK)))
+
+
+def _factor(sizes: list[Sizes], axes: tuple[int, ...], shape: tuple[int, ...]) -> Factor:
+    """Lay sizes (in C order over `shape`) on their lattice axes, padded with zero counts to one length."""
+
+    def lay(rows: list[tuple[int, ...]]) -> Array:
+        width = max(1, *(len(row) for row in rows)) if len(rows) > 1 else max(1, len(rows[0]))
+        table = np.array([row + (0,) * (width - len(row)) for row in rows], np.int64).reshape(*shape, width)
+        order = np.argsort(axes)
+        spread = [1] * RANK + [width]
+        for place, axis in enumerate(axes):
+            spread[axis] = shape[place]
+        return table.transpose(*order, len(axes)).reshape(spread)
+
+    values, counts, step_values, step_counts = (
+        lay([getattr(s, name) for s in sizes]) for name in ("values", "counts", "step_values", "step_counts")
+    )
+    total, active = (values * counts).sum(axis=-1), (counts * (values > 0)).sum(axis=-1)
+    return Factor(values, counts, step_values, step_counts, total, active, step_values.max(axis=-1))
+
+
+def boundary_flows(
+    unrolled: Unrolled, operand: str, place: int, blocks: Blocks, returned: Array | None = None
+) -> dict[tuple[str, str], Flow]:
+    """Flows {(memory, direction): Flow} at the boundary below memory `place` of the operand's ladder.
+
+    `blocks` are those at the boundary's refill position (all ones for O at the PEs). For O, `returned` says how often each
+    tile comes back from the memory above; when not given, the least it can be.
+    """
+    ladder = unrolled.array.ladder(operand)
+    above, below = ladder[place], ladder[place - 1] if place else None
+    if operand == "O":
+        return _output_flows(unrolled, above, below, blocks, returned)
+    shared_above = unrolled.array.memories[above].shared_over
+    others = [d for d in DIMENSIONS if d not in RELEVANT[operand]]
+    steps = unrolled.count(others, blocks)
+    bits = np.asarray(getattr(unrolled.layer.bits, operand))
+    read = unrolled.flow(operand, blocks, above, "rd_down", above, bits).times(unrolled.active(others, blocks, shared_above), steps)
+    flows = {(above, "rd_down"): read}
+    if below:
+        written = unrolled.flow(operand, blocks, below, "wr_down", below, bits)
+        flows[below, "wr_down"] = written.times(unrolled.active(others, blocks, unrolled.array.memories[below].shared_over), steps)
+    return flows
+
+
+def _output_flows(unrolled: Unrolled, above: str, below: str | None, blocks: Blocks, returned: Array | None) -> dict[tuple[str, str], Flow]:
+    memories, widths = unrolled.array.memories, unrolled.layer.bits
+    steps = unrolled.count(REDUCTION, blocks)
+    partial = np.asarray(widths.O)
+    # what goes up is finished when no reduction is left outside; at the PEs it never counts as such
+    up_bits = np.where(steps == 1, widths.F, widths.O) if below else partial
+    back = steps - 1 if returned is None else returned
+    visits = unrolled.active(REDUCTION, blocks, memories[above].shared_over)
+    flows = {
+        (above, "wr_up"): unrolled.flow("O", blocks, above, "wr_up", above, up_bits).times(visits, steps),
+        (above, "rd_down"): unrolled.flow("O", blocks, above, "rd_down", above, partial).times(back, np.minimum(steps - 1, back)),
+    }
+    if below:
+        leaving = unrolled.active(REDUCTION, blocks, memories[below].shared_over)
+        # sums that are still to be added to those of other lanes on the way are not finished either
+        between = set(memories[above].shared_over) - set(memories[below].shared_over)
+        added = any(d in REDUCTION and f > 1 for axis in between for d, f in unrolled.spatial.get(axis, ()))
+        flows[below, "rd_up"] = unrolled.flow("O", blocks, below, "rd_up", below, partial if added else up_bits).times(leaving, steps)
+        flows[below, "wr_down"] = unrolled.flow("O", blocks, below, "wr_down", below, partial).times(back, np.minimum(steps - 1, back))
+    return flows
+
+
+def returned_partials(unrolled: Unrolled, points: list[Blocks]) -> list[Array]:
+    """How often each O tile comes back at every boundary, PEs first; `points` are the boundaries' blocks."""
+    ladder, memories = unrolled.array.ladder("O"), unrolled.array.memories
+    returned: list[Array] = [np.zeros(1, np.int64)] * len(points)
+    came_down = np.zeros((1,) * RANK, np.int64)
+    for place in reversed(range(len(points))):
+        shared = memories[ladder[place]].shared_over
+        visits = unrolled.active(REDUCTION, points[place], shared)
+        outermost = place == len(points) - 1
+        residencies = np.ones((1,) * RANK, np.int64) if outermost else unrolled.active(REDUCTION, points[place + 1], shared)
+        came_down = returned[place] = visits - residencies + came_down
+    return returned

@@ -1,0 +1,209 @@
+"""The best mapping of a layer onto an array, how good any could be, and whether this is it.
+
+    Layer, SpatialArraySpec, dataflow, objective
+      unrollings ──bounds──> cheapest first ──Tilings.solve──> plans ──evaluate──> LayerCost     exact
+      stop when the bound of the next unrolling is no better than the best mapping found
+
+energy   solved exactly: the answer is optimal within the space (all unrollings of `unrolling.py`, all tilings whose loop counts
+         are products of 2, 3, 5 and 7, all loop orders, all uneven cuts)
+latency  each unrolling is solved for least outermost traffic and for short fills, with and without room for second copies; the
+         bound is what compute and each port need at least
+edp      the same solutions and those for energy; bound = energy bound * latency bound
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ...core.errors import OptionError
+from ...target.array import DATAFLOWS, OPERANDS, SpatialArraySpec
+from .chain import Costs
+from .cost import InfeasibleMappingError, LayerCost, evaluate
+from .layer import Layer
+from .tilings import CutCosts, Tilings
+from .unrolling import Unrolling, unrollings
+
+OBJECTIVES = ("edp", "energy", "latency")
+OPTIMAL_WITHIN = 1e-9
+FASTER_ROUNDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A layer, its best mapping, and what is known of better ones."""
+
+    cost: LayerCost
+    objective: str
+    dataflow: str
+    lower_bound: float
+    """No mapping of the space has a smaller objective."""
+    unrollings: int
+    solved: int
+    """Unrollings that were searched; the others' bounds ruled them out."""
+
+    @property
+    def gap(self) -> float:
+        """How far the mapping may be from the best, as a share of its objective."""
+        value = self.cost.objective(self.objective)
+        return max(0.0, 1 - self.lower_bound / value) if value else 0.0
+
+    @property
+    def optimal(self) -> bool:
+        return self.gap <= OPTIMAL_WITHIN
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.cost.to_json(),
+            "shape": self.cost.layer.to_json(),
+            "objective": self.objective,
+            "lower_bound": self.lower_bound,
+            "gap": self.gap,
+            "optimal_within_space": self.optimal,
+            "unrollings": self.unrollings,
+            "unrollings_searched": self.solved,
+        }
+
+
+def map_layer(layer: Layer, array: SpatialArraySpec, dataflow: str = "any", objective: str = "edp") -> Mapped:
+    """Search; the same layer on the same array is searched once."""
+    if objective not in OBJECTIVES:
+        raise OptionError(f"objective {objective!r}", why=f"the objectives are {', '.join(OBJECTIVES)}", do="choose one of them")
+    if dataflow != "any" and dataflow not in DATAFLOWS:
+        raise OptionError(f"dataflow {dataflow!r}", why=f"the dataflows are {', '.join(DATAFLOWS)} and any", do="choose one of them")
+    if dataflow != "any" and dataflow not in array.dataflows:
+        raise OptionError(
+            f"dataflow {dataflow!r} on {array.name}", why=f"its control runs {', '.join(array.dataflows)}", do="choose one of these"
+        )
+    anonymous = _Key(replace(layer, name="", calls=1), array, dataflow, objective)
+    found = _search(anonymous)
+    return replace(found, cost=replace(found.cost, layer=layer))
+
+
+class _Key:
+    """Arguments of a search, compared by content."""
+
+    def __init__(self, layer: Layer, array: SpatialArraySpec, dataflow: str, objective: str) -> None:
+        self.layer, self.array, self.dataflow, self.objective = layer, array, dataflow, objective
+        shape = (tuple(layer.dims.items()), layer.stride, layer.dilation, layer.padding, layer.input_size, layer.bits.model_dump_json())
+        self.text = (shape, array.model_dump_json(), dataflow, objective)
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and self.text == other.text
+
+
+@lru_cache(maxsize=4096)
+def _search(key: _Key) -> Mapped:
+    layer, array, objective = key.layer, key.array, key.objective
+    candidates = sorted(_candidates(key), key=lambda item: item[0])
+    best: LayerCost | None = None
+    bounds, solved = [], 0
+    for bound, tilings in candidates:
+        if best is not None and bound >= best.objective(objective):
+            break
+        solved += 1
+        found, tighter = _best_of(tilings, objective, best)
+        bounds.append(max(bound, tighter))
+        if found is not None and (best is None or found.objective(objective) < best.objective(objective)):
+            best = found
+    if best is None:
+        raise _infeasible(layer, array)
+    lowest = min([best.objective(objective), *bounds])
+    return Mapped(best, objective, key.dataflow, lowest, len(candidates), solved)
+
+
+def _candidates(key: _Key) -> Iterator[tuple[float, Tilings]]:
+    free = key.dataflow == "any" and set(key.array.dataflows) == set(DATAFLOWS)
+    flows: tuple[str, ...] = ("any",) if free else key.array.dataflows if key.dataflow == "any" else (key.dataflow,)
+    for flow in flows:
+        for one in unrollings(key.layer, key.array, flow):
+            tilings = Tilings(key.layer, key.array, one.spatial, flow, with_cycles=key.objective != "energy")
+            bound = _bound(tilings, one, key.objective)
+            if np.isfinite(bound):
+                yield bound, tilings
+
+
+def _bound(tilings: Tilings, one: Unrolling, objective: str) -> float:
+    energy = tilings.energy_bound_pj() if objective != "latency" else 1.0
+    return energy * (tilings.latency_bound() if objective != "energy" else 1)
+
+
+def _best_of(tilings: Tilings, objective: str, best: LayerCost | None) -> tuple[LayerCost | None, float]:
+    """(best mapping of one unrolling, a bound on all of them)."""
+    slowest = tilings.latency_bound() if objective != "energy" else 1
+    found: list[LayerCost] = []
+    energy = tilings.energy_bound_pj()
+    if objective != "latency":
+        # leakage is charged for the cycles a mapping takes, which are no fewer than compute's
+        fixed = energy - sum(tilings.least_energies_pj())
+        limit = best.objective(objective) / slowest - fixed if best else np.inf
+        plan, value = tilings.solve(_costs(tilings, lambda cut: cut.energy_pj), bound=limit)
+        energy = max(energy, value + fixed)
+        if plan is None:
+            return None, energy * slowest
+        found.append(evaluate(tilings.layer, tilings.array, plan))
+    if objective != "energy":
+        price = energy / slowest if objective == "edp" else 0.0
+        found += _faster(tilings, price)
+    bound = {"energy": energy, "latency": float(slowest), "edp": energy * slowest}[objective]
+    return min(found, key=lambda cost: cost.objective(objective), default=None), bound
+
+
+def _faster(tilings: Tilings, price: float) -> Iterator[LayerCost]:
+    """Mappings that trade traffic, waiting and crowded ports (and energy, at 1 / `price` cycles a pJ) by what last limited them."""
+    outermost = f"{list(tilings.array.memories)[-1]}."
+    weights = {"outside": 1.0, "waiting": 1.0, "ports": 0.0}
+    seen = set()
+    for _ in range(FASTER_ROUNDS):
+        plan, _ = tilings.solve(_costs(tilings, lambda cut: _time_cost(cut, outermost, weights, price)), doubled=True)
+        if plan is None or plan.loops in seen:
+            return
+        seen.add(plan.loops)
+        cost = evaluate(tilings.layer, tilings.array, plan)
+        yield cost
+        time = cost.latency
+        inside = time.fill + time.on_chip + time.drain
+        if time.cycles > inside:
+            weights["outside"] *= 4
+        elif time.on_chip > time.compute + time.exposed:
+            weights["ports"] += 0.5
+        else:
+            weights["waiting"] *= 4
+
+
+def _time_cost(cut: CutCosts, outermost: str, weights: dict[str, float], price: float) -> Costs:
+    """Cycles a cut stands for, by cause, and its energy where that counts too."""
+    cost: Costs = weights["waiting"] * (cut.fill_cycles + cut.wait_cycles)
+    for port, cycles in cut.port_cycles.items():
+        cost = cost + weights["outside" if port.startswith(outermost) else "ports"] * cycles
+    return cut.energy_pj + price * cost if price else cost
+
+
+def _costs(tilings: Tilings, measure: Callable[[CutCosts], Costs]) -> dict[tuple[str, int], Costs]:
+    return {(cut.operand, cut.place): measure(cut) for op in OPERANDS for cut in tilings.cuts[op]}
+
+
+def _infeasible(layer: Layer, array: SpatialArraySpec) -> InfeasibleMappingError:
+    """Name the memory that cannot hold the smallest tiles."""
+    for name, memory in array.memories.items():
+        least = {op: getattr(layer.bits, op) for op in memory.operands}
+        if name == list(array.memories)[-1]:
+            least = {op: layer.elements(op) * min(getattr(layer.bits, op), layer.bits.F if op == "O" else 64) for op in memory.operands}
+        over = sum(least.values()) - int(memory.capacity_bits.value)
+        if over > 0:
+            return InfeasibleMappingError(
+                f"layer {layer.name} needs {-(-over // 8)} B more than memory {name} of {array.name} has",
+                why=f"its smallest tiles take {sum(least.values()) // 8} B; capacity is {int(memory.capacity_bits.value) // 8} B",
+                do=f"give {name} more room, or split the layer",
+            )
+    return InfeasibleMappingError(
+        f"layer {layer.name} cannot be mapped onto {array.name}", why="no unrolling of the dataflow fits its axes and memories together",
+        do="try --dataflow any, or relax `unroll` in the target file",
+    )  # fmt: skip

@@ -1,0 +1,104 @@
+"""Which loops lie across the array: every sensible unrolling, and the four dataflows as constraints on it.
+
+    axis of 14 PEs ──> [("P", 14)]  or  [("R", 3), ("K", 4)]  or …      up to three dimensions share an axis
+    ws  weights stay in a PE until every product with them is done      unrolls G K C R S
+    is  inputs stay                                                     unrolls B G C P Q R S
+    os  outputs stay until they are finished                            unrolls B G K P Q
+    rs  a PE convolves rows: filter rows R along one axis, output rows P along another, the rest of the array B G K C
+
+An unrolling is kept unless another one needs no more cycles and reuses each of the three operands at least as often across PEs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import combinations, product
+from math import prod
+
+from ...target.array import DIMENSIONS, OPERANDS, SpatialArraySpec
+from .layer import RELEVANT, Layer
+from .mapping import Loop
+
+Spatial = Mapping[str, tuple[Loop, ...]]
+UNROLLS = {"ws": RELEVANT["W"], "is": RELEVANT["I"], "os": RELEVANT["O"], "rs": ("B", "G", "K", "C", "P", "R"), "any": DIMENSIONS}
+STATIONARY = {"ws": "W", "is": "I", "os": "O"}
+
+
+@dataclass(frozen=True, slots=True)
+class Unrolling:
+    """Loops along each axis, and what they bring."""
+
+    spatial: Spatial
+    cycles: int
+    reuse: tuple[int, int, int]
+    """PEs an element of W, of I, of O serves at once."""
+
+
+def unrollings(layer: Layer, array: SpatialArraySpec, dataflow: str) -> list[Unrolling]:
+    """Candidates of a dataflow, fewest cycles first."""
+    axes = list(array.axes)
+    options = [_axis_options(layer, array.axes[a], [d for d in UNROLLS[dataflow] if d in array.unroll.get(a, DIMENSIONS)]) for a in axes]
+    found: dict[tuple[object, ...], Unrolling] = {}
+    for chosen in product(*options):
+        lanes: dict[str, int] = {}
+        for loops in chosen:
+            for dim, factor in loops:
+                lanes[dim] = lanes.get(dim, 1) * factor
+        if any(lanes[d] > layer.dims[d] for d in lanes) or (dataflow == "rs" and not _row_stationary(layer, chosen)):
+            continue
+        cycles = prod(-(-size // lanes.get(d, 1)) for d, size in layer.dims.items())
+        reuse = tuple(prod(f for d, f in lanes.items() if d not in RELEVANT[op]) for op in OPERANDS)
+        shape = tuple(sorted(lanes.items())) if _alike(array) else tuple(chosen)
+        found.setdefault((cycles, reuse, shape), Unrolling(dict(zip(axes, chosen, strict=True)), cycles, reuse))  # type: ignore[arg-type]
+    return _undominated(found.values())
+
+
+def _axis_options(layer: Layer, size: int, dims: Iterable[str]) -> list[tuple[Loop, ...]]:
+    """Ways to fill one axis: whole small dimensions, then one more cut evenly over the PEs left."""
+    long = [d for d in dims if layer.dims[d] > 1]
+    options: list[tuple[Loop, ...]] = [()]
+    for count in (1, 2, 3):
+        for group in combinations(long, count):
+            for last in group:
+                whole = [(d, layer.dims[d]) for d in group if d != last]
+                room = size // max(1, prod(f for _, f in whole))
+                if room < 2:
+                    continue
+                options.append((*whole, (last, even_share(layer.dims[last], room))))
+    halves = [(d, f) for d in long for f in (2, 4, 8, 16) if f < min(size, layer.dims[d])]
+    for first, second in product(halves, long):
+        if first[0] != second and size // first[1] > 1:
+            options.append((first, (second, even_share(layer.dims[second], size // first[1]))))
+    return list(dict.fromkeys(tuple(sorted(o)) for o in options))
+
+
+def even_share(size: int, lanes: int) -> int:
+    """Lanes used when `size` is cut into the fewest steps, all about equal."""
+    return -(-size // -(-size // lanes))
+
+
+def _row_stationary(layer: Layer, chosen: Iterable[tuple[Loop, ...]]) -> bool:
+    """Filter rows whole along one axis, output rows along another."""
+    axes = [dict(loops) for loops in chosen]
+    rows = [i for i, loops in enumerate(axes) if loops.get("R", 1) == layer.dims["R"]] if layer.dims["R"] > 1 else list(range(len(axes)))
+    outs = [i for i, loops in enumerate(axes) if loops.get("P", 1) > 1] if layer.dims["P"] > 1 else list(range(len(axes)))
+    return any(i != j for i in rows for j in outs) if len(axes) > 1 else bool(rows and outs)
+
+
+def _alike(array: SpatialArraySpec) -> bool:
+    """Whether swapping axes changes nothing: equal sizes, and every memory is shared over all of them or none."""
+    return (
+        len(set(array.axes.values())) == 1
+        and not array.unroll
+        and all(len(m.shared_over) in (0, len(array.axes)) for m in array.memories.values())
+    )
+
+
+def _undominated(candidates: Iterable[Unrolling]) -> list[Unrolling]:
+    ranked = sorted(candidates, key=lambda u: (u.cycles, [-r for r in u.reuse], sum(len(loops) for loops in u.spatial.values())))
+    kept: list[Unrolling] = []
+    for one in ranked:
+        if not any(k.cycles <= one.cycles and all(a >= b for a, b in zip(k.reuse, one.reuse, strict=True)) for k in kept):
+            kept.append(one)
+    return kept
