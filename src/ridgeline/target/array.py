@@ -196,9 +196,9 @@ class Cores(Spec):
 class HostFallback(Spec):
     """What an op the array cannot run costs on its host."""
 
-    ops_per_s: Annotated[Constant, quantity("op/s")] = Constant(value=1e9, unit="op/s", source=NOT_STATED, status="assumed")
+    ops_per_s: Annotated[Constant, quantity("op/s", most=1e21)] = Constant(value=8e9, unit="op/s", source=NOT_STATED, status="assumed")
     """Arithmetic operations a second."""
-    bytes_per_s: Annotated[Constant, quantity("B/s")] = Constant(value=1e9, unit="B/s", source=NOT_STATED, status="assumed")
+    bytes_per_s: Annotated[Constant, quantity("B/s", most=1e21)] = Constant(value=8e9, unit="B/s", source=NOT_STATED, status="assumed")
     """Bytes a second in and out."""
     pj_per_op: Picojoules = _zero("pJ")
     """Energy of one operation."""
@@ -239,6 +239,8 @@ class SpatialArraySpec(Spec):
     """Copies of the array."""
     runs: tuple[Literal["conv", "depthwise", "matmul", "attention"], ...] = ("conv", "depthwise", "matmul", "attention")
     """Work the array can take; the rest goes to the host."""
+    epilogue: tuple[Literal["batch_norm", "activation"], ...] = ("batch_norm", "activation")
+    """Ops done on results as they leave the array, at no cost of their own."""
     host: HostFallback = HostFallback()
     """Cost of what the array cannot run."""
 

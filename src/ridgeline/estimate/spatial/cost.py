@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import takewhile
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,13 @@ from .counts import Blocks, Flow, Unrolled, boundary_flows, returned_partials
 from .latency import Latency, Refill, latency, noc_cycles, one, refills
 from .layer import REDUCTION, RELEVANT, Layer
 from .mapping import MappingPlan, check_mapping
+from .tiles import Slide
 
 Flows = dict[tuple[str, int], dict[tuple[str, str], Flow]]
 """(operand, place of the memory above on its ladder) -> (memory, direction) -> flow."""
 
 
+WINDOW = ("P", "Q", "R", "S")
 REPORTED_ACCESS = ("memory", "operand", "direction", "words", "word_bits", "elements", "energy_pj")
 
 
@@ -126,7 +130,7 @@ def evaluate(layer: Layer, array: SpatialArraySpec, plan: MappingPlan) -> LayerC
     points = {op: boundary_points(unrolled, plan, op) for op in OPERANDS}
     tiles = tile_bits(unrolled, points)
     check_capacity(layer, array, tiles)
-    flows: Flows = {(op, place): found for op in OPERANDS for place, found in enumerate(_flows(unrolled, op, points[op]))}
+    flows: Flows = {(op, place): found for op in OPERANDS for place, found in enumerate(_flows(unrolled, plan, op, points[op]))}
     accesses = _accesses(array, flows)
     hops_bits, injected_bits = _network(unrolled, points, flows)
     returning = {a.memory: a.words > 0 for a in accesses if (a.operand, a.direction) == ("O", "wr_down")}
@@ -146,9 +150,21 @@ def boundary_points(unrolled: Unrolled, plan: MappingPlan, operand: str) -> list
     return [{d: np.array([plan.block(d, pos)]) for d in DIMENSIONS} for pos in positions]
 
 
-def _flows(unrolled: Unrolled, operand: str, points: list[Blocks]) -> list[dict[tuple[str, str], Flow]]:
+def _flows(unrolled: Unrolled, plan: MappingPlan, operand: str, points: list[Blocks]) -> list[dict[tuple[str, str], Flow]]:
     back = returned_partials(unrolled, points) if operand == "O" else [None] * len(points)
-    return [boundary_flows(unrolled, operand, place, blocks, back[place]) for place, blocks in enumerate(points)]
+    slides = [sliding(unrolled.array, plan, operand, place) for place in range(len(points))]
+    return [boundary_flows(unrolled, operand, place, blocks, back[place], slides[place]) for place, blocks in enumerate(points)]
+
+
+def sliding(array: SpatialArraySpec, plan: MappingPlan, operand: str, place: int) -> Slide | None:
+    """How a memory that streams inputs moves on: along the loop its refill sits in, if that is over P, Q, R or S."""
+    if operand != "I" or place == 0 or array.memories[array.ladder("I")[place - 1]].refill != "stream":
+        return None
+    above = [loop for loop in plan.loops[plan.refill_position("I", plan.cuts["I"][place - 1]) :] if loop[1] > 1]
+    if not above or above[0][0] not in WINDOW:
+        return None
+    same = takewhile(lambda loop: loop[0] == above[0][0], above)
+    return Slide(above[0][0], prod(factor for _, factor in same))
 
 
 def tile_bits(unrolled: Unrolled, points: Mapping[str, list[Blocks]]) -> dict[tuple[str, str], int]:
@@ -192,8 +208,8 @@ def _accesses(array: SpatialArraySpec, flows: Mapping[tuple[str, int], Mapping[t
             port = memory.port_of(operand, direction)
             words, granule = one(flow.words), memory.ports[port].granule
             energy = words * granule * memory.energy_per_bit_pj(direction)
-            counts = (one(values) for values in (flow.elements, flow.transfers, flow.cycles))
-            found[name, operand, direction] = Access(name, operand, direction, port, words, granule, *counts, energy)
+            elements, transfers, cycles = (one(values) for values in (flow.elements, flow.transfers, flow.cycles))
+            found[name, operand, direction] = Access(name, operand, direction, port, words, granule, elements, transfers, cycles, energy)
     order = {name: i for i, name in enumerate(array.memories)}
     return tuple(sorted(found.values(), key=lambda a: (order[a.memory], OPERANDS.index(a.operand), DIRECTIONS.index(a.direction))))
 

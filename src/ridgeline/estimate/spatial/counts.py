@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ...target.array import DIMENSIONS, SpatialArraySpec
 from .layer import REDUCTION, RELEVANT, Layer
 from .mapping import Loop
-from .tiles import Pattern, Sizes, extents, windows
+from .tiles import Pattern, Sizes, Slide, extents, windows
 
 Array = NDArray[np.int64]
 Blocks = Mapping[str, Array]
@@ -49,6 +49,14 @@ class Flow:
     def times(self, events: Array, steps: Array) -> Flow:
         """The same tiles moved more often: `events` times in all, on `steps` steps of the busiest instance."""
         return Flow(self.words * events, self.elements * events, self.transfers * events, self.cycles * steps, self.bits)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Only what is new in a tile is moved, to instances shared over `held_over`."""
+
+    slide: Slide
+    held_over: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +109,11 @@ class Unrolled:
         """(Step, instance) pairs that do anything, over dimensions an operand does not depend on."""
         return _product(self._plain(d, blocks, shared).active for d in dims if self.layer.dims[d] > 1)
 
-    def factors(self, operand: str, blocks: Blocks, shared: Iterable[str]) -> list[Factor]:
-        """Tile sizes of an operand in one instance of a memory shared over `shared`."""
+    def factors(self, operand: str, blocks: Blocks, shared: Iterable[str], moved: Moved | None = None) -> list[Factor]:
+        """Tile sizes of an operand in one instance of a memory shared over `shared`; with `moved`, of what is new in them."""
         plain = ("B", "G", "C") if operand == "I" else RELEVANT[operand]
         found = [self._plain(d, blocks, shared) for d in plain if self.layer.dims[d] > 1]
-        return [*found, *(self._window(which, blocks, shared) for which in (0, 1))] if operand == "I" else found
+        return [*found, *(self._window(which, blocks, shared, moved) for which in (0, 1))] if operand == "I" else found
 
     def largest(self, operand: str, blocks: Blocks, shared: Iterable[str]) -> Array:
         """Elements of the largest tile any instance holds."""
@@ -118,22 +126,28 @@ class Unrolled:
             self._factors[key] = _factor([extents(size, b, pattern) for b in key[1]], (axis,), (len(key[1]),))
         return self._factors[key]
 
-    def _window(self, which: int, blocks: Blocks, shared: Iterable[str]) -> Factor:
+    def _window(self, which: int, blocks: Blocks, shared: Iterable[str], moved: Moved | None) -> Factor:
         layer, out_dim, tap_dim = self.layer, "PQ"[which], "RS"[which]
         patterns = self.pattern(out_dim, shared), self.pattern(tap_dim, shared)
         outs, taps = tuple(blocks[out_dim].tolist()), tuple(blocks[tap_dim].tolist())
-        key = (which, outs, taps, patterns)
+        slide, held = None, None
+        if moved and moved.slide.dim in (out_dim, tap_dim):
+            slide = (moved.slide.dim == tap_dim, moved.slide.run)
+            held = self.pattern(out_dim, moved.held_over), self.pattern(tap_dim, moved.held_over)
+        key = (which, outs, taps, patterns, slide, held)
         if key not in self._factors:
             geometry = (layer.stride[which], layer.dilation[which], layer.padding[which], layer.input_size[which])
-            sizes = [windows(layer.dims[out_dim], layer.dims[tap_dim], geometry, (o, t), *patterns) for o in outs for t in taps]
+            sizes = [windows(layer.dims[out_dim], layer.dims[tap_dim], geometry, (o, t), patterns, slide, held) for o in outs for t in taps]
             self._factors[key] = _factor(sizes, (AXIS[out_dim], AXIS[tap_dim]), (len(outs), len(taps)))
         return self._factors[key]
 
-    def flow(self, operand: str, blocks: Blocks, memory: str, direction: str, held_by: str | None, bits: Array) -> Flow:
+    def flow(
+        self, operand: str, blocks: Blocks, memory: str, direction: str, held_by: str | None, bits: Array, moved: Moved | None = None
+    ) -> Flow:
         """Every tile moved once through the memory's port; tiles are those of instances of `held_by` (None: of the PEs)."""
         shared = () if held_by is None else self.array.memories[held_by].shared_over
         port = self.array.memories[memory].ports[self.array.memories[memory].port_of(operand, direction)]
-        factors = self.factors(operand, blocks, shared)
+        factors = self.factors(operand, blocks, shared, moved)
         words = _sum_over(factors, False, lambda n: _words(n, bits, port.granule))
         elements = _product(f.total for f in factors)
         if not self.with_cycles:
@@ -194,12 +208,13 @@ def _factor(sizes: list[Sizes], axes: tuple[int, ...], shape: tuple[int, ...]) -
 
 
 def boundary_flows(
-    unrolled: Unrolled, operand: str, place: int, blocks: Blocks, returned: Array | None = None
+    unrolled: Unrolled, operand: str, place: int, blocks: Blocks, returned: Array | None = None, slide: Slide | None = None
 ) -> dict[tuple[str, str], Flow]:
     """Flows {(memory, direction): Flow} at the boundary below memory `place` of the operand's ladder.
 
     `blocks` are those at the boundary's refill position (all ones for O at the PEs). For O, `returned` says how often each
-    tile comes back from the memory above; when not given, the least it can be.
+    tile comes back from the memory above; when not given, the least it can be. With `slide`, a memory that streams its input
+    keeps what two neighbouring tiles share.
     """
     ladder = unrolled.array.ladder(operand)
     above, below = ladder[place], ladder[place - 1] if place else None
@@ -209,10 +224,11 @@ def boundary_flows(
     others = [d for d in DIMENSIONS if d not in RELEVANT[operand]]
     steps = unrolled.count(others, blocks)
     bits = np.asarray(getattr(unrolled.layer.bits, operand))
-    read = unrolled.flow(operand, blocks, above, "rd_down", above, bits).times(unrolled.active(others, blocks, shared_above), steps)
+    moved = Moved(slide, unrolled.array.memories[below].shared_over) if slide and below else None
+    read = unrolled.flow(operand, blocks, above, "rd_down", above, bits, moved).times(unrolled.active(others, blocks, shared_above), steps)
     flows = {(above, "rd_down"): read}
     if below:
-        written = unrolled.flow(operand, blocks, below, "wr_down", below, bits)
+        written = unrolled.flow(operand, blocks, below, "wr_down", below, bits, moved)
         flows[below, "wr_down"] = written.times(unrolled.active(others, blocks, unrolled.array.memories[below].shared_over), steps)
     return flows
 

@@ -1,7 +1,7 @@
 """Cycles of a mapping: what computing, every port and every wait need.
 
-    cycles = max(fill + on chip + drain, traffic of the outermost memory + last step)
-    on chip = max(compute + exposed, traffic of each on-chip port / its bits, NoC)
+    cycles  = max(fill + max(on chip, compute + exposed) + drain, traffic of each outermost port + last step)
+    on chip = max(compute + exposed on chip, traffic of each on-chip port / its bits, NoC)
 
     fill     the first tiles come down every ladder before the first multiplication; the last results go up after the last (drain)
     exposed  refills that cannot hide behind computing: those of a `single` memory, or of a `double` one in which second copies
@@ -54,7 +54,7 @@ class Latency:
     drain: int
     exposed: int
     on_chip: int
-    """All that happens below the outermost memory."""
+    """The array at work: all but waiting for the outermost memory, and the first fill and last drain."""
     last_step: int
     passes: int
     """Uninterrupted runs of the array."""
@@ -64,14 +64,17 @@ def latency(unrolled: Unrolled, points: Points, rows: tuple[Refill, ...], ports:
     """From tiles and port traffic to cycles."""
     array, compute = unrolled.array, unrolled.compute_cycles()
     runs = _passes(unrolled, points, rows)
-    waits = _exposed(array, rows, runs)
-    fill, drain = _ends(rows)
     outermost = f"{list(array.memories)[-1]}."
-    on_chip = max([compute + waits, *(cycles for name, cycles in ports.items() if not name.startswith(outermost))])
+    waits = _exposed(array, rows, runs)
+    inner_waits = _exposed(array, tuple(row for row in rows if not row.port.startswith(outermost)), runs)
+    fill, drain = _ends(rows)
+    on_chip = max([compute + inner_waits, *(cycles for name, cycles in ports.items() if not name.startswith(outermost))])
+    inside = max(on_chip, compute + waits)
     steps = max((row.events for row in rows if row.port.startswith(outermost)), default=compute)
-    last = -(-on_chip // max(1, steps)) if rows else 0
-    outside = max((cycles for name, cycles in ports.items() if name.startswith(outermost)), default=0)
-    return Latency(max(fill + on_chip + drain, outside + last), compute, fill, drain, waits, on_chip, last, runs)
+    last = -(-inside // max(1, steps)) if rows else 0
+    loads = {row.port for row in rows}  # other streams go straight to the PEs and end with computing
+    outside = max((cycles + last * (name in loads) for name, cycles in ports.items() if name.startswith(outermost)), default=0)
+    return Latency(max(fill + inside + drain, outside), compute, fill, drain, waits, on_chip, last, runs)
 
 
 def refills(unrolled: Unrolled, points: Points, tiles: Tiles, returning: Mapping[str, bool]) -> tuple[Refill, ...]:
@@ -120,9 +123,11 @@ def _transfer_cycles(unrolled: Unrolled, operand: str, name: str, above: str, ti
     inner = small.ports[small.port_of(operand, ("wr_down", "rd_up")[way])].bits_per_cycle
     outer = large.ports[large.port_of(operand, ("rd_down", "wr_up")[way])].bits_per_cycle
     spreads = set(large.shared_over) - set(small.shared_over)
+    if array.systolic and spreads and operand == "O":
+        return 0  # results leave with the skew of the grid
     network = -(-union_bits // array.noc.bits_per_cycle) if array.noc.bits_per_cycle and spreads else 0
     # a systolic grid takes a new stationary operand row by row, all rows whether used or not
-    shift = next(iter(array.axes.values())) if array.systolic and spreads and operand != "O" else 0
+    shift = next(iter(array.axes.values())) if array.systolic and spreads else 0
     return max(-(-tile_bits // inner), -(-union_bits // outer), network, shift) + max(0, large.latency_cycles - 1)
 
 

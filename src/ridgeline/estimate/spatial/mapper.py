@@ -169,8 +169,7 @@ def _faster(tilings: Tilings, price: float) -> Iterator[LayerCost]:
         cost = evaluate(tilings.layer, tilings.array, plan)
         yield cost
         time = cost.latency
-        inside = time.fill + time.on_chip + time.drain
-        if time.cycles > inside:
+        if time.cycles > time.fill + max(time.on_chip, time.compute + time.exposed) + time.drain:
             weights["outside"] *= 4
         elif time.on_chip > time.compute + time.exposed:
             weights["ports"] += 0.5

@@ -80,26 +80,69 @@ def extents(size: int, block: int, pattern: Pattern) -> Sizes:
     return _sizes(held.reshape(-1, number))
 
 
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """Tiles of which only what the one before lacked is moved, along runs of neighbouring tiles of one dimension."""
+
+    dim: str
+    """P, Q, R or S."""
+    run: int
+    """Tiles in a run; the first of each is moved whole."""
+
+
 @lru_cache(maxsize=65536)
 def windows(
-    outs: int, taps: int, geometry: tuple[int, int, int, int], blocks: tuple[int, int], out_pattern: Pattern, tap_pattern: Pattern
+    outs: int,
+    taps: int,
+    geometry: tuple[int, int, int, int],
+    blocks: tuple[int, int],
+    patterns: tuple[Pattern, Pattern],
+    slide: tuple[bool, int] | None = None,
+    held_patterns: tuple[Pattern, Pattern] | None = None,
 ) -> Sizes:
-    """Tiles of input rows; geometry = (stride, dilation, padding, input size)."""
+    """Tiles of input rows; geometry = (stride, dilation, padding, input size), patterns are those of outs and taps.
+
+    `slide` = (along taps?, run): count only the rows that instances with `held_patterns` (default: the same) do not hold yet.
+    """
     stride, dilation, padding, size = geometry
-    if taps == 1 and stride >= 1 and padding == 0 and (outs - 1) * stride < size and len(lane_groups(tap_pattern)[1]) == 1:
-        return extents(outs, blocks[0], out_pattern)  # every output needs one row of its own
-    out_number, out_groups = lane_groups(out_pattern)
-    tap_number, tap_groups = lane_groups(tap_pattern)
+    if taps == 1 and padding == 0 and (outs - 1) * stride < size:
+        return extents(outs, blocks[0], patterns[0])  # every output needs one row of its own
+    out_number, out_groups = lane_groups(patterns[0])
+    tap_number, tap_groups = lane_groups(patterns[1])
     out, tap = np.arange(outs), np.arange(taps)
     out_tile, tap_tile = out // (len(out_groups) * blocks[0]), tap // (len(tap_groups) * blocks[1])
-    out_group, tap_group = np.asarray(out_groups)[out % len(out_groups)], np.asarray(tap_groups)[tap % len(tap_groups)]
     row = out[:, None] * stride + tap[None, :] * dilation - padding
-    step = out_tile[:, None] * (int(tap_tile[-1]) + 1) + tap_tile[None, :]
-    instance = out_group[:, None] * tap_number + tap_group[None, :]
     stored = (row >= 0) & (row < size)
+    tap_tiles = int(tap_tile[-1]) + 1
+    step = out_tile[:, None] * tap_tiles + tap_tile[None, :]
+    instance = _pairs(out_groups, tap_groups, tap_number, outs, taps)
     number, steps = out_number * tap_number, int(step.max()) + 1
+    if slide:
+        outs_held, taps_held = (lane_groups(p) for p in held_patterns or patterns)
+        held = _pairs(outs_held[1], taps_held[1], taps_held[0], outs, taps)
+        stored &= _is_new(step, held, row, size, tap_tiles, slide)
     keys = np.unique(((step * number + instance) * size + row)[stored])
     return _sizes(np.bincount(keys // size, minlength=steps * number).reshape(steps, number))
+
+
+def _pairs(out_groups: tuple[int, ...], tap_groups: tuple[int, ...], tap_number: int, outs: int, taps: int) -> Ints:
+    """Instance of each (output, tap)."""
+    out_group = np.asarray(out_groups)[np.arange(outs) % len(out_groups)]
+    tap_group = np.asarray(tap_groups)[np.arange(taps) % len(tap_groups)]
+    pairs: Ints = out_group[:, None] * tap_number + tap_group[None, :]
+    return pairs
+
+
+def _is_new(step: Ints, instance: Ints, row: Ints, size: int, tap_tiles: int, slide: tuple[bool, int]) -> NDArray[np.bool_]:
+    """Where the instance did not hold the row in the tile before, in the same run."""
+    along_taps, run = slide
+    back, place = (1, step % tap_tiles) if along_taps else (tap_tiles, step // tap_tiles)
+    number, wide = int(instance.max()) + 1, size + 2 * (abs(int(row.min())) + int(row.max()) + 1)
+    rows = row - int(row.min())
+    held = np.unique((step * number + instance) * wide + rows)
+    before = np.isin(((step - back) * number + instance) * wide + rows, held)
+    new: NDArray[np.bool_] = ~before | (place % run == 0)
+    return new
 
 
 def _sizes(held: NDArray[np.int64]) -> Sizes:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import count
 from typing import Any
 
@@ -27,9 +28,13 @@ from .cost import crosses_noc, noc_traffic
 from .counts import Blocks, Flow, Unrolled, boundary_flows
 from .layer import REDUCTION, RELEVANT, Layer
 from .mapping import Loop, MappingPlan
+from .tiles import Slide
 from .unrolling import STATIONARY, Spatial
 
 NODE_LIMIT = 60
+WHOLE_RUN = 1 << 40
+NEXT_LOOPS = ("Q", "P", "S", "R", "B", "G", "K", "C")
+"""Order of loops between two cuts, which does not matter but where a memory slides along the first of them."""
 Limits = Mapping[tuple[str, str], tuple[int, int]]
 """Range of tile bits allowed to (memory, operand)."""
 
@@ -136,31 +141,30 @@ class Tilings:
         energy = flow.words * granule * memory.energy_per_bit_pj("rd_down")
         if crosses_noc(self.array, "O", 0):
             energy = energy + flow.elements * self.layer.bits.O / self.array.noc.hop_bits * self.array.noc.hop_pj.value
-        result: Costs = energy * returned
-        return result
+        return np.asarray(energy * returned, np.float64)
 
     def _energy(self, operand: str, place: int, blocks: Blocks, flows: Mapping[tuple[str, str], Flow]) -> Costs:
-        energy: NDArray[Any] = np.zeros(1)
+        energy: Any = np.zeros(1)
         for (name, direction), flow in flows.items():
             memory = self.array.memories[name]
             granule = memory.ports[memory.port_of(operand, direction)].granule
             energy = energy + flow.words * (granule * memory.energy_per_bit_pj(direction))
         if self.array.noc.hop_pj.value and crosses_noc(self.array, operand, place):
             hops, _ = noc_traffic(self.unrolled, operand, place, blocks, flows)
-            energy = energy + np.asarray(hops) * (self.array.noc.hop_pj.value / self.array.noc.hop_bits)
-        return energy
+            energy = energy + hops * (self.array.noc.hop_pj.value / self.array.noc.hop_bits)
+        return np.asarray(energy, np.float64)
 
     def _cut(self, operand: str, place: int) -> CutCosts:
         unrolled, lattice, ladder = self.unrolled, self.lattice, self.array.ladder(operand)
         blocks = lattice.blocks
-        flows = boundary_flows(unrolled, operand, place, blocks)
-        energy = self._energy(operand, place, blocks, flows)
+        ways = [boundary_flows(unrolled, operand, place, blocks, slide=slide) for slide in self._slides(operand, place)]
+        energy: NDArray[Any] = np.asarray(reduce(np.minimum, [self._energy(operand, place, blocks, flows) for flows in ways]), np.float64)
         if operand == "O" and place == 1:
             energy = energy + self._read_back(self._returned_to_pes(blocks))
         ports: dict[str, Costs] = {}
-        for (name, direction), flow in flows.items():
+        for name, direction in ways[0]:
             port = f"{name}.{self.array.memories[name].port_of(operand, direction)}"
-            ports[port] = ports.get(port, np.zeros(1)) + flow.cycles
+            ports[port] = ports.get(port, np.zeros(1)) + reduce(np.minimum, [flows[name, direction].cycles for flows in ways])
         memory = ladder[place - 1] if place else None
         fill = self._fill_cycles(operand, ladder[place], blocks) if memory and self.with_cycles else np.zeros(1)
         waits = memory is not None and self.array.memories[memory].refill != "stream" and not self._can_double(memory)
@@ -174,6 +178,14 @@ class Tilings:
             spread(fill * unrolled.count(DIMENSIONS, blocks) if waits else np.zeros(1)), spread(tile.astype(float)),
             spread(steps == 1).astype(bool), spread(complete).astype(bool), spread(self._allowed(operand, place, blocks)).astype(bool),
         )  # fmt: skip
+
+    def _slides(self, operand: str, place: int) -> list[Slide | None]:
+        """Ways a memory that streams inputs may move on, at best to the end of the layer: which loop comes next is not known yet."""
+        if operand != "I" or place == 0 or self.array.memories[self.array.ladder("I")[place - 1]].refill != "stream":
+            return [None]
+        dims = self.layer.dims
+        pairs = [pair for pair in (("P", "R"), ("Q", "S")) if dims[pair[1]] > 1]
+        return [None, *(Slide(d, WHOLE_RUN) for pair in pairs for d in pair if dims[d] > 1)]
 
     def _fill_cycles(self, operand: str, above: str, blocks: Blocks) -> Costs:
         memory = self.array.memories[above]
@@ -306,7 +318,7 @@ class Tilings:
         inside = dict.fromkeys(DIMENSIONS, 1)
         for point in chain:
             reached = self.lattice.point(point)
-            loops += [(d, reached[d] // inside[d]) for d in DIMENSIONS if reached[d] > inside[d]]
+            loops += [(d, reached[d] // inside[d]) for d in NEXT_LOOPS if reached[d] > inside[d]]
             inside, position[point] = reached, len(loops)
         cuts = {}
         for op, places in zip(OPERANDS, points, strict=True):

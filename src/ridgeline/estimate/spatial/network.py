@@ -1,0 +1,286 @@
+"""A whole network on an array: every layer mapped, the rest on the host, several cores where there are any.
+
+    Workload ──layers_of──> Layer ──map_layer──> Mapped       matmuls and convolutions, each distinct shape searched once
+        └── other ops ──────────────> HostOp                  time and energy of the stated host
+    ──> NetworkMapping(layers, host ops, totals)  .to_json()  ──profile_of──> Profile: the same rows as any other target
+
+cores = split      a layer is cut along the dimension that serves the objective best; the cores share the outermost memory's ports
+cores = pipeline   runs of layers on one core each; a result leaves every `interval_s`, the slowest stage's time
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...core.errors import unknown_name
+from ...core.profile import OpRow, Profile, Roofs, Total, shares_of
+from ...target.array import Cores, SpatialArraySpec
+from ...workload.graph import ROLES, Op, Workload, row_fields
+from .layer import Layer, layers_of
+from .mapper import Mapped, map_layer
+
+SCHEMA = "ridgeline/map/1"
+ACTIVATIONS = ("relu", "relu6", "hardtanh", "leaky_relu", "gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "clamp")
+SPLITS = ("G", "K", "P", "B")
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class MappedOp:
+    """One layer of the network on the array."""
+
+    op: Op
+    mapped: Mapped
+    macs: int
+    """Of the whole layer, all calls."""
+    cores: int = 1
+    split: str = ""
+    """Dimension cut over the cores."""
+
+    @property
+    def cycles(self) -> int:
+        cost = self.mapped.cost
+        shared = max((c for name, c in cost.port_cycles.items() if name.startswith(f"{_outermost(cost.port_cycles)}.")), default=0)
+        return max(cost.cycles, self.cores * shared if self.cores > 1 else 0) * self.op.calls
+
+    @property
+    def energy_pj(self) -> float:
+        return self.mapped.cost.energy_pj * self.cores * self.op.calls
+
+    def to_json(self) -> dict[str, Any]:
+        more = {"cores": self.cores, "split": self.split} if self.cores > 1 else {}
+        whole = {"energy_pj": self.energy_pj, "cycles": self.cycles, "calls": self.op.calls} if self.cores > 1 or self.op.calls > 1 else {}
+        return {**self.mapped.to_json(), "op": self.op.name, **whole, **more}
+
+
+@dataclass(frozen=True, slots=True)
+class HostOp:
+    """An op the array does not run."""
+
+    op: Op
+    seconds: float
+    energy_pj: float
+    why: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "op": self.op.name,
+            "layer": self.op.layer,
+            "kind": self.op.kind,
+            "seconds": self.seconds,
+            "energy_pj": self.energy_pj,
+            "why": self.why,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkMapping:
+    """Every layer's mapping, and what they add up to."""
+
+    workload: Workload
+    array: SpatialArraySpec
+    dataflow: str
+    objective: str
+    layers: tuple[MappedOp, ...]
+    host: tuple[HostOp, ...]
+    interval_s: float
+    """Time between results; less than `seconds` only where cores form a pipeline."""
+
+    @property
+    def cycles(self) -> int:
+        return sum(layer.cycles for layer in self.layers)
+
+    @property
+    def seconds(self) -> float:
+        return self.cycles / self.array.clock_hz.value + sum(op.seconds for op in self.host)
+
+    @property
+    def energy_pj(self) -> float:
+        return sum(layer.energy_pj for layer in self.layers) + sum(op.energy_pj for op in self.host)
+
+    @property
+    def macs(self) -> int:
+        return sum(layer.macs for layer in self.layers)
+
+    @property
+    def utilisation(self) -> float:
+        """Of all PEs of all cores, while the array works."""
+        return self.macs / (self.cycles * self.array.pes * self.array.cores.count) if self.cycles else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The documented schema of `ridgeline map --json`."""
+        return {
+            "schema": SCHEMA,
+            "model": self.workload.model,
+            "batch": self.workload.batch,
+            "target": self.array.name,
+            "dataflow": self.dataflow,
+            "objective": self.objective,
+            "total": {
+                "energy_pj": self.energy_pj,
+                "cycles": self.cycles,
+                "seconds": self.seconds,
+                "interval_s": self.interval_s,
+                "macs": self.macs,
+                "utilisation": self.utilisation,
+                "area_mm2": self.array.area_mm2,
+                "optimal_within_space": all(layer.mapped.optimal for layer in self.layers),
+            },
+            "layers": [layer.to_json() for layer in self.layers],
+            "host": [op.to_json() for op in self.host],
+        }
+
+
+def map_layers(
+    workload: Workload,
+    array: SpatialArraySpec,
+    *,
+    dataflow: str = "any",
+    objective: str = "edp",
+    layer: str | None = None,
+    progress: Progress | None = None,
+) -> NetworkMapping:
+    """Map every layer, or the one named."""
+    ops = [op for op in workload.ops if op.kind != "view"]
+    if layer is not None:
+        ops = [op for op in ops if layer in (op.layer, op.name) and op.loops]
+        if not ops:
+            known = [op.layer or op.name for op in workload.ops if op.loops]
+            raise unknown_name("layer", layer, known, f"the layers of {workload.model} with multiplications to map")
+    mapped: list[MappedOp] = []
+    host: list[HostOp] = []
+    leaving: set[str] = set()  # values that come straight out of the array
+    for number, op in enumerate(ops):
+        if progress:
+            progress(f"{number + 1} of {len(ops)}: {op.layer or op.name}")
+        nests = layers_of(op, array.bits)
+        refused = next((f"{array.name} does not run {nest.kind}" for nest in nests if nest.kind not in array.runs), "")
+        if _in_epilogue(op, array, leaving):
+            leaving |= {out.value for out in op.outputs}
+        elif not nests or refused:
+            host.append(_on_host(op, array, refused or f"{op.kind} is not multiplications of two operands"))
+        else:
+            mapped += [_map_on_cores(op, nest, array, dataflow, objective) for nest in nests]
+            leaving |= {out.value for out in op.outputs}
+    return NetworkMapping(workload, array, dataflow, objective, tuple(mapped), tuple(host), _interval(mapped, host, array))
+
+
+def _in_epilogue(op: Op, array: SpatialArraySpec, leaving: set[str]) -> bool:
+    """Whether the op is done on results on their way out of the array."""
+    kind = "batch_norm" if "batch_norm" in op.operator else "activation" if op.operator.strip("_") in ACTIVATIONS else ""
+    return kind in array.epilogue and bool(op.inputs) and op.inputs[0].value in leaving
+
+
+def _on_host(op: Op, array: SpatialArraySpec, why: str) -> HostOp:
+    host, calls = array.host, op.calls
+    size = sum(o.elements for o in op.operands) * array.bits.F / 8  # the array's results, whatever the model's dtype
+    seconds = max(op.flops / host.ops_per_s.value, size / host.bytes_per_s.value) * calls
+    return HostOp(op, seconds, (op.flops * host.pj_per_op.value + size * host.pj_per_byte.value) * calls, why)
+
+
+def _map_on_cores(op: Op, layer: Layer, array: SpatialArraySpec, dataflow: str, objective: str) -> MappedOp:
+    single = array.model_copy(update={"cores": Cores()})
+    if array.cores.count == 1 or array.cores.use == "pipeline":
+        return MappedOp(op, map_layer(layer, single, dataflow, objective), layer.macs * op.calls)
+    options = []
+    for dim in SPLITS:
+        share = -(-layer.dims[dim] // array.cores.count)
+        if share < layer.dims[dim]:
+            part = map_layer(layer.with_dims(**{dim: share}), single, dataflow, objective)
+            options.append(MappedOp(op, part, layer.macs * op.calls, -(-layer.dims[dim] // share), dim))
+    options = options or [MappedOp(op, map_layer(layer, single, dataflow, objective), layer.macs * op.calls)]
+    value = {"energy": lambda m: m.energy_pj, "latency": lambda m: m.cycles, "edp": lambda m: m.energy_pj * m.cycles}[objective]
+    return min(options, key=value)
+
+
+def _interval(layers: Sequence[MappedOp], host: Sequence[HostOp], array: SpatialArraySpec) -> float:
+    """Time between results: the sum of all, or in a pipeline the slowest stage."""
+    seconds = [layer.cycles / array.clock_hz.value for layer in layers]
+    elsewhere = sum(op.seconds for op in host)
+    if array.cores.use != "pipeline" or array.cores.count == 1:
+        return sum(seconds) + elsewhere
+    return max(slowest_stage(seconds, array.cores.count), elsewhere)
+
+
+def slowest_stage(times: Sequence[float], stages: int) -> float:
+    """Least possible time of the slowest of `stages` runs of consecutive layers."""
+    best = [0.0, *([float("inf")] * len(times))]
+    for _ in range(stages):
+        best = [0.0, *(min(max(best[start], sum(times[start:end])) for start in range(end)) for end in range(1, len(times) + 1))]
+    return best[-1]
+
+
+def _outermost(ports: Iterable[str]) -> str:
+    """Name of the last memory: accesses are listed nearest first."""
+    return [name for name in ports if name != "noc"][-1].split(".")[0]
+
+
+def profile_of(network: NetworkMapping) -> Profile:
+    """The rows every report draws: one an op, in the order of the network."""
+    array, clock = network.array, network.array.clock_hz.value
+    by_op: dict[str, list[MappedOp]] = {}
+    for layer in network.layers:
+        by_op.setdefault(layer.op.name, []).append(layer)
+    on_host = {op.op.name: op for op in network.host}
+    rows: list[OpRow] = []
+    start = 0.0
+    for op in network.workload.ops:
+        if op.name in by_op:
+            rows.append(_array_row(op, by_op[op.name], clock, start))
+        elif op.name in on_host:
+            host = on_host[op.name]
+            rows.append(OpRow(**row_fields(op), start_s=start, time_s=host.seconds, limit_s=host.seconds, bottleneck="host", cause=host.why,
+                              energy_j=host.energy_pj * 1e-12))  # fmt: skip
+        else:
+            continue
+        start += rows[-1].time_s
+    peak = 2 * array.pes * array.cores.count * clock
+    outermost = list(array.memories)[-1]
+    widths = [port.bits_per_cycle for port in array.memories[outermost].ports.values()]
+    roofs = Roofs({f"array int{array.bits.W}": peak}, {outermost: sum(widths) / 8 * clock})
+    work, bits = network.workload, array.bits
+    note = f"operands of {bits.W}, {bits.I} and {bits.F} bits, whatever the model's dtype"
+    return Profile(
+        work.model, array.name, work.batch, f"int{bits.W}", "mapped", tuple(rows), _total(network, rows), roofs, shares_of(rows),
+        notes=(note,), phase=work.phase, context=work.context, workload=work, spec=array,
+    )  # fmt: skip
+
+
+def _array_row(op: Op, layers: list[MappedOp], clock: float, start: float) -> OpRow:
+    cost = max(layers, key=lambda layer: layer.cycles).mapped.cost
+    time = sum(layer.cycles for layer in layers) / clock
+    limit = sum(max(layer.mapped.cost.limits.values()) * op.calls for layer in layers) / clock
+    ports: dict[str, float] = {}
+    for layer in layers:
+        for name, cycles in layer.mapped.cost.port_cycles.items():
+            memory = name.split(".")[0]
+            ports[memory] = max(ports.get(memory, 0.0), cycles * op.calls / clock)
+    compute = sum(layer.mapped.cost.latency.compute * op.calls for layer in layers) / clock
+    return OpRow(
+        **row_fields(op), start_s=start, time_s=time, limit_s=min(limit, time), efficiency=min(1.0, limit / time), compute_s=compute,
+        memory_s=ports, roof_flops=op.flops / limit if limit else 0.0, bottleneck=cost.bottleneck.split(".")[0],
+        cause=f"{cost.bottleneck} takes {cost.limits[cost.bottleneck]} of {cost.cycles} cycles",
+        energy_j=sum(layer.energy_pj for layer in layers) * 1e-12,
+    )  # fmt: skip
+
+
+def _total(network: NetworkMapping, rows: Sequence[OpRow]) -> Total:
+    workload = network.workload
+    spent: dict[str, float] = {}
+    for row in rows:
+        spent[row.bottleneck] = spent.get(row.bottleneck, 0.0) + row.time_s
+    by_role: dict[str, int] = {role: sum(row.bytes_by[role] for row in rows) for role in ROLES}
+    return Total(
+        sum(r.flops for r in rows), sum(r.matmul_flops for r in rows), sum(r.bytes for r in rows), by_role, sum(r.time_s for r in rows),
+        sum(r.limit_s for r in rows), max(spent, key=lambda k: spent[k], default=""), workload.peak_activation_bytes, by_role["weights"],
+        workload.parameters, spent, energy_j=network.energy_pj * 1e-12,
+    )  # fmt: skip
+
+
+def estimate_on_array(
+    workload: Workload, array: SpatialArraySpec, dataflow: str = "any", objective: str = "edp", progress: Progress | None = None
+) -> Profile:
+    """`estimate` for an array: the best mapping of every layer."""
+    return profile_of(map_layers(workload, array, dataflow=dataflow, objective=objective, progress=progress))
