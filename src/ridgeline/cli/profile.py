@@ -1,7 +1,7 @@
 """`ridgeline profile MODEL --on cpu|cuda`: the estimate and the measurement of the same ops, side by side.
 
-load_target ──> estimate ──┐
-measure on this machine ───┴── merge ──> advice ──> table | --json | --html | --trace
+load_processor ──> estimate ──┐
+measure on this machine ──────┴── merge ──> advice ──> table | --json | --html | --trace
 --pipeline: from files to answers        --save-baseline NAME, --against NAME: exit code 1 on a significant regression
 """
 
@@ -68,9 +68,9 @@ def _device(on: str) -> str:
     import torch
 
     from ..core.errors import MeasureError
-    from ..target.load import check_target
+    from ..target.load import check_processor
 
-    check_target(on)
+    check_processor(on)
     if on == "cpu":
         return "cpu"
     if not torch.cuda.is_available():
@@ -84,10 +84,10 @@ def _beside_estimate(measured: Profile, model: str, on: str, options: dict[str, 
     from ..estimate.advice import advise
     from ..estimate.processor import Settings, estimate
     from ..measure.profiler import merge
-    from ..target.load import load_target
+    from ..target.load import load_processor
     from ..workload.capture import capture
 
-    spec = load_target(on, report)
+    spec = load_processor(on, report)
     report("estimating")
     estimated = estimate(capture(model, **options), spec, settings=Settings(channels_last=channels_last))
     merged = merge(estimated, measured)

@@ -15,16 +15,18 @@ app = typer.Typer(help="The machines Ridgeline knows.", no_args_is_help=True)
 @app.command("list")
 def list_targets(as_json: Json = False) -> None:
     """Names, main figures and descriptions of all targets."""
-    from ..report.catalog import render_targets
-    from ..target.load import LOCAL_TARGETS, catalog_names, load_target
+    from ..report.catalog import render_arrays, render_targets
+    from ..target.load import LOCAL_TARGETS, Target, catalog_names, load_array, load_processor
 
-    specs = [load_target(name) for name in catalog_names()]
+    processors = [load_processor(name) for name in catalog_names("processor")]
+    arrays = [load_array(name) for name in catalog_names("array")]
     if as_json:
         local = "this machine, calibrated on first use"
-        known = [(s.name, s.description) for s in specs] + [(name, local) for name in LOCAL_TARGETS]
-        emit_json([{"name": name, "kind": "processor", "description": what} for name, what in known])
+        specs: list[Target] = [*processors, *arrays]
+        known = [(s.name, s.kind, s.description) for s in specs] + [(name, "processor", local) for name in LOCAL_TARGETS]
+        emit_json([{"name": name, "kind": kind, "description": what} for name, kind, what in known])
         return
-    sys.stdout.write(render_targets(specs) + "\n")
+    sys.stdout.write(f"{render_targets(processors)}\n\n{render_arrays(arrays)}\n")
 
 
 @app.command("show")

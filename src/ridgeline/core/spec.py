@@ -52,13 +52,20 @@ def quantity(unit: str, *, above: float | None = 0.0, least: float | None = None
         if not isinstance(fields, dict):
             raise ValueError(f"give a number in {unit} or a table with value, unit, source, status")
         number = fields.get("value")
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        if isinstance(number, bool) or not isinstance(number, int | float) or not _finite(number):
             raise ValueError(f"value must be a finite number, got {number!r}")
         scaled = number * _scale(str(fields.get("unit", unit)), unit)
         _check_bounds(scaled, unit, above, least, most)
         return {**fields, "value": scaled, "unit": unit}
 
     return BeforeValidator(convert)
+
+
+def _finite(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # a whole number too large for a float
+        return False
 
 
 def _scale(given: str, base: str) -> float:
@@ -91,7 +98,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise TargetSpecError(f"cannot open {path}", why="no such file", do="see `ridgeline targets list` for the built-in ones") from error
     except OSError as error:
         raise TargetSpecError(f"cannot open {path}", why=str(error), do="check the path and its permissions") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # bad TOML or UTF-8, or a number of thousands of digits
         raise TargetSpecError(
             f"{path} is not valid TOML", why=str(error) or "nested too deeply", do="mend the line it names; a key may appear once only"
         ) from error

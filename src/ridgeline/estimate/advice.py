@@ -14,7 +14,7 @@ from dataclasses import replace
 from ..core.dtypes import BITS, FLOATING
 from ..core.errors import RidgelineError
 from ..core.profile import Advice, Profile
-from ..target.load import catalog_names, load_target
+from ..target.load import catalog_names, load_processor
 from ..target.spec import ProcessorSpec
 from ..workload.graph import Op, Operand, Workload
 from .processor import Settings, estimate
@@ -95,13 +95,13 @@ def _changes(workload: Workload, spec: ProcessorSpec, settings: Settings) -> Ite
             "messages in 8 bits; rounds what is sent",
             again(workload, how=replace(settings, compression=_compression(workload))),
         )
-    for name in catalog_names():
+    for name in catalog_names("processor"):
         if name != spec.name:
             yield f"{DEVICE}{name}", "the same run on another machine, both at their limits", _elsewhere(name, again, workload)
 
 
 def _elsewhere(name: str, again: Callable[..., Callable[[], Profile]], workload: Workload) -> Callable[[], Profile]:
-    return lambda: again(workload, without_probes(load_target(name)))()
+    return lambda: again(workload, without_probes(load_processor(name)))()
 
 
 def without_probes(spec: ProcessorSpec) -> ProcessorSpec:

@@ -1,6 +1,7 @@
 """Listings: the targets, the models, and facts about this machine, as terminal tables.
 
-specs ──render_targets──> text        model infos ──render_models──> text        nested facts ──render_facts──> text
+processors ──render_targets──> text        model infos ──render_models──> text
+arrays ──render_arrays──> text             nested facts ──render_facts──> text
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rich.table import Table
 from . import format as fmt
 
 if TYPE_CHECKING:
+    from ..target.array import SpatialArraySpec
     from ..target.spec import ProcessorSpec
     from ..workload.models import ModelInfo
 
@@ -59,6 +61,30 @@ def render_targets(specs: Sequence[ProcessorSpec]) -> str:
         for name in ("cpu", "cuda"):
             table.add_row(name, *["" for _ in SHOWN_DTYPES], "", "", "", "this machine, calibrated on first use")
     return _text(table)
+
+
+def render_arrays(specs: Sequence[SpatialArraySpec]) -> str:
+    """One row a spatial array: its PEs, clock, peak, area, memories nearest first, and what it is."""
+    table = _table(("array", False), ("PEs", True), ("clock", True), ("peak", True), ("area", True), ("memories", False), ("what", False))
+    for spec in specs:
+        copies = f"{spec.cores.count} x " if spec.cores.count > 1 else ""
+        memories = [f"{name} {_memory_size(spec, name)}" for name in spec.memories]
+        table.add_row(
+            escape(fmt.plain(spec.name)),
+            f"{copies}{'x'.join(map(str, spec.axes.values()))}",
+            fmt.scaled(spec.clock_hz.value, "Hz"),
+            fmt.scaled(spec.cores.count * spec.pes * spec.clock_hz.value, "MAC/s"),
+            f"{fmt.significant(spec.area_mm2)} mm²" if spec.area_mm2 else fmt.MISSING,
+            escape(fmt.plain(", ".join(memories))),
+            escape(fmt.plain(spec.description)),
+        )
+    return _text(table)
+
+
+def _memory_size(spec: SpatialArraySpec, name: str) -> str:
+    """Capacity, and how many instances there are: "448 B x168"."""
+    instances = spec.instances(name)
+    return fmt.size(spec.memories[name].capacity_bits.value / 8) + (f" x{instances:,}" if instances > 1 else "")
 
 
 def render_models(infos: Sequence[ModelInfo]) -> str:

@@ -213,7 +213,7 @@ class SpatialArraySpec(Spec):
     """Of this format."""
     kind: Literal["array"]
     """Kind of target."""
-    name: str = Field(min_length=1, max_length=80)
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
     """As in `--on NAME`."""
     description: str = Field(default="", max_length=400)
     """One line."""

@@ -1,8 +1,10 @@
 """A target by name or file: the catalog, `cpu` and `cuda` (this machine, calibrated), or your own TOML.
 
-"h200" ──catalog/h200.toml──┐
-"./mychip.toml" ────────────┼──read_toml──parse_spec──> ProcessorSpec
-"cpu", "cuda" ──cache, else calibrate once──┘
+"h200", "eyeriss" ──catalog/*.toml──┐                      kind = "processor" ──> ProcessorSpec
+"./mychip.toml" ────────────────────┼──read_toml──parse_spec──┤
+"cpu", "cuda" ──cache, else calibrate once──┘              kind = "array" ──────> SpatialArraySpec
+
+`load_target` gives either kind; `load_processor` and `load_array` are for callers that can use only one, and say so.
 """
 
 from __future__ import annotations
@@ -10,18 +12,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from typing import Any, Literal
 
-from ..core.errors import TargetSpecError, unknown_name
-from ..core.spec import parse_spec, read_toml
+from ..core.errors import OptionError, TargetSpecError, unknown_name
+from ..core.spec import SpecType, parse_spec, read_toml
+from .array import SpatialArraySpec
 from .spec import ProcessorSpec
 
+Target = ProcessorSpec | SpatialArraySpec
+TargetKind = Literal["processor", "array"]
+Progress = Callable[[str], None]
+
 LOCAL_TARGETS = ("cpu", "cuda")
+EXAMPLES: dict[TargetKind, str] = {"processor": "h200", "array": "eyeriss"}
+"""A catalog target of each kind, shown to whoever got a file wrong."""
 
 
-def catalog_names() -> list[str]:
-    """Names of the built-in targets; `cpu` and `cuda` are this machine."""
+def catalog_names(kind: TargetKind | None = None) -> list[str]:
+    """Names of the built-in targets, of one kind or all; `cpu` and `cuda` are this machine."""
     folder = resources.files("ridgeline.target") / "catalog"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    names = sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return [name for name in names if kind is None or _catalog_data(name).get("kind") == kind]
 
 
 def target_names() -> list[str]:
@@ -29,7 +40,7 @@ def target_names() -> list[str]:
     return [*catalog_names(), *LOCAL_TARGETS]
 
 
-def load_target(name: str, progress: Callable[[str], None] | None = None) -> ProcessorSpec:
+def load_target(name: str, progress: Progress | None = None) -> Target:
     """The spec behind a name or a TOML path; `cpu` and `cuda` are calibrated on first use."""
     if name in LOCAL_TARGETS:
         from .calibrate import calibrated
@@ -39,20 +50,75 @@ def load_target(name: str, progress: Callable[[str], None] | None = None) -> Pro
         return load_file(Path(name))
     if name not in catalog_names():
         raise unknown_name("target", name, target_names(), "`ridgeline targets list`, or give a path to a .toml file")
-    with resources.as_file(resources.files("ridgeline.target") / "catalog" / f"{name}.toml") as path:
-        return load_file(path)
+    return _from_data(_catalog_data(name), f"{name}.toml")
 
 
-def check_target(name: str) -> None:
-    """Raise what `load_target` would for a name or file that is wrong, without calibrating this machine."""
+def load_processor(name: str, progress: Progress | None = None) -> ProcessorSpec:
+    """The same for callers that estimate with roofs; an array is an OptionError."""
+    return as_processor(load_target(name, progress))
+
+
+def load_array(name: str) -> SpatialArraySpec:
+    """The same for callers that map layers; a processor is an OptionError, raised without calibrating this machine."""
+    if name in LOCAL_TARGETS:
+        raise _not_an_array(name)
+    target = load_target(name)
+    if not isinstance(target, SpatialArraySpec):
+        raise _not_an_array(target.name)
+    return target
+
+
+def as_processor(target: Target) -> ProcessorSpec:
+    """The target itself if it is a processor."""
+    if isinstance(target, SpatialArraySpec):
+        raise OptionError(
+            f"{target.name} is a spatial array",
+            why="this needs a processor, which has roofs; what an array costs depends on how each layer is mapped to it",
+            do=f"use `ridgeline map --on {target.name}`",
+        )
+    return target
+
+
+def _not_an_array(name: str) -> OptionError:
+    return OptionError(
+        f"{name} is a processor",
+        why="only a spatial array has processing elements to map layers to",
+        do=f"use `ridgeline analyze --on {name}`, or an array: {', '.join(catalog_names('array'))}",
+    )
+
+
+def check_processor(name: str) -> None:
+    """Raise what `load_processor` would for a name or file that is wrong, without calibrating this machine."""
     if name not in LOCAL_TARGETS:
-        load_target(name)
+        load_processor(name)
 
 
-def load_file(path: Path) -> ProcessorSpec:
+def load_file(path: Path) -> Target:
     """Parse one target file."""
-    data = read_toml(path)
+    return _from_data(read_toml(path), path.name)
+
+
+def _catalog_data(name: str) -> dict[str, Any]:
+    with resources.as_file(resources.files("ridgeline.target") / "catalog" / f"{name}.toml") as path:
+        return read_toml(path)
+
+
+def _from_data(data: dict[str, Any], origin: str) -> Target:
     kind = data.get("kind")
-    if kind != "processor":
-        raise TargetSpecError(f"kind = {kind!r} in {path.name}", why="the kinds of target are: processor", do='write kind = "processor"')
-    return parse_spec(ProcessorSpec, data, path.name)
+    if kind == "processor":
+        return _parse(ProcessorSpec, data, origin, "processor")
+    if kind == "array":
+        return _parse(SpatialArraySpec, data, origin, "array")
+    raise TargetSpecError(
+        f"kind = {kind!r} in {origin}",
+        why=f"the kinds of target are: {', '.join(EXAMPLES)}",
+        do=" or ".join(f'write kind = "{known}"' for known in EXAMPLES),
+    )
+
+
+def _parse(model: type[SpecType], data: dict[str, Any], origin: str, kind: TargetKind) -> SpecType:
+    try:
+        return parse_spec(model, data, origin)
+    except TargetSpecError as error:
+        do = f"correct the field; `ridgeline targets show {EXAMPLES[kind]}` prints a full example"
+        raise TargetSpecError(error.what, why=error.why, do=do) from error.__cause__
