@@ -26,11 +26,14 @@ from .chain import Costs
 from .cost import InfeasibleMappingError, LayerCost, evaluate
 from .layer import Layer
 from .tilings import CutCosts, Tilings
-from .unrolling import Unrolling, unrollings
+from .unrolling import unrollings
 
 OBJECTIVES = ("edp", "energy", "latency")
 OPTIMAL_WITHIN = 1e-9
 FASTER_ROUNDS = 3
+ENERGY_LIMIT = 60
+TIMED_LIMIT = 16
+"""Unrollings solved for energy, and then for time, when the objective is not energy alone; the others keep their bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,59 +104,105 @@ class _Key:
 
 @lru_cache(maxsize=4096)
 def _search(key: _Key) -> Mapped:
-    layer, array, objective = key.layer, key.array, key.objective
-    candidates = sorted(_candidates(key), key=lambda item: item[0])
-    best: LayerCost | None = None
-    bounds, solved = [], 0
+    layer, array = key.layer, key.array
+    search = _Incumbent(key.objective, compulsory_cycles(layer, array))
+    candidates = sorted(_candidates(key, search.floor), key=lambda item: item[0])
     for bound, tilings in candidates:
-        if best is not None and bound >= best.objective(objective):
-            break
-        solved += 1
-        found, tighter = _best_of(tilings, objective, best)
-        bounds.append(max(bound, tighter))
-        if found is not None and (best is None or found.objective(objective) < best.objective(objective)):
-            best = found
-    if best is None:
+        if bound < search.value and (key.objective == "energy" or search.solved < ENERGY_LIMIT):
+            search.solve_energy(bound, tilings)
+        else:
+            search.bounds.append(bound)
+    search.solve_time()
+    if search.best is None:  # what needs least room: one PE
+        flow = _flows(key)[0]
+        search.solve_energy(0.0, Tilings(layer, array, {axis: () for axis in array.axes}, flow, with_cycles=False))
+        search.solve_time()
+    if search.best is None:
         raise _infeasible(layer, array)
-    lowest = min([best.objective(objective), *bounds])
-    return Mapped(best, objective, key.dataflow, lowest, len(candidates), solved)
+    return Mapped(search.best, key.objective, key.dataflow, min([search.value, *search.bounds]), len(candidates), search.solved)
 
 
-def _candidates(key: _Key) -> Iterator[tuple[float, Tilings]]:
-    free = key.dataflow == "any" and set(key.array.dataflows) == set(DATAFLOWS)
-    flows: tuple[str, ...] = ("any",) if free else key.array.dataflows if key.dataflow == "any" else (key.dataflow,)
-    for flow in flows:
+class _Incumbent:
+    """The best mapping so far, and bounds on what each unrolling could still bring."""
+
+    def __init__(self, objective: str, floor: int) -> None:
+        self.objective, self.floor = objective, floor
+        self.best: LayerCost | None = None
+        self.value = float("inf")
+        self.bounds: list[float] = []
+        self.solved = 0
+        self.waiting: list[tuple[float, float, Tilings]] = []
+        """(bound, least energy, unrolling) whose cycles have not been looked at."""
+
+    def offer(self, cost: LayerCost) -> None:
+        if cost.objective(self.objective) < self.value:
+            self.best, self.value = cost, cost.objective(self.objective)
+
+    def solve_energy(self, bound: float, tilings: Tilings) -> None:
+        """The mapping of least energy; for other objectives the unrolling waits, with a better bound, to be timed."""
+        self.solved += 1
+        cycles = 1 if self.objective == "energy" else max(self.floor, tilings.compute_cycles)
+        energy = tilings.energy_bound_pj()
+        if self.objective != "latency":
+            # leakage is charged for the cycles a mapping takes, which are no fewer than compute's
+            fixed = energy - sum(tilings.least_energies_pj())
+            plan, value = tilings.solve(_costs(tilings, lambda cut: cut.energy_pj), bound=self.value / cycles - fixed)
+            energy = max(energy, value + fixed)
+            bound = max(bound, energy * cycles)
+            if plan is not None:
+                self.offer(evaluate(tilings.layer, tilings.array, plan))
+        if self.objective == "energy" or bound >= self.value:
+            self.bounds.append(bound)
+        else:
+            self.waiting.append((bound, energy, tilings))
+            if self.solved == 1:  # something to measure the others against
+                self.solve_time()
+
+    def solve_time(self) -> None:
+        """Search the waiting unrollings for fast mappings, most promising first."""
+        for number, (bound, energy, tilings) in enumerate(sorted(self.waiting, key=lambda item: item[0])):
+            if bound < self.value and number < TIMED_LIMIT:
+                timed = Tilings(tilings.layer, tilings.array, tilings.spatial, tilings.dataflow)
+                cycles = max(self.floor, timed.latency_bound())
+                bound = energy * cycles if self.objective == "edp" else float(cycles)
+                if bound < self.value:
+                    for cost in _faster(timed, energy / cycles if self.objective == "edp" else 0.0):
+                        self.offer(cost)
+            self.bounds.append(bound)
+        self.waiting = []
+
+
+def _flows(key: _Key) -> tuple[str, ...]:
+    """Kinds of search: one without constraints where the array runs every dataflow."""
+    if key.dataflow != "any":
+        return (key.dataflow,)
+    return ("any",) if set(key.array.dataflows) == set(DATAFLOWS) else key.array.dataflows
+
+
+def compulsory_cycles(layer: Layer, array: SpatialArraySpec) -> int:
+    """Cycles the outermost ports need to move every operand once, whatever the mapping."""
+    memory = array.memories[list(array.memories)[-1]]
+    busy: dict[str, int] = {}
+    for operand, direction, bits in (
+        ("W", "rd_down", layer.bits.W),
+        ("I", "rd_down", layer.bits.I),
+        ("O", "wr_up", min(layer.bits.F, layer.bits.O)),
+    ):
+        port = memory.port_of(operand, direction)
+        busy[port] = busy.get(port, 0) + layer.elements(operand) * bits // memory.ports[port].bits_per_cycle
+    return max(busy.values())
+
+
+def _candidates(key: _Key, floor: int) -> Iterator[tuple[float, Tilings]]:
+    """Every unrolling with a first bound, which asks nothing of the on-chip ports yet."""
+    for flow in _flows(key):
         for one in unrollings(key.layer, key.array, flow):
-            tilings = Tilings(key.layer, key.array, one.spatial, flow, with_cycles=key.objective != "energy")
-            bound = _bound(tilings, one, key.objective)
-            if np.isfinite(bound):
+            tilings = Tilings(key.layer, key.array, one.spatial, flow, with_cycles=False)
+            energy = tilings.energy_bound_pj()
+            cycles = max(floor, one.cycles)
+            bound = {"energy": energy, "latency": float(cycles), "edp": energy * cycles}[key.objective]
+            if np.isfinite(energy):
                 yield bound, tilings
-
-
-def _bound(tilings: Tilings, one: Unrolling, objective: str) -> float:
-    energy = tilings.energy_bound_pj() if objective != "latency" else 1.0
-    return energy * (tilings.latency_bound() if objective != "energy" else 1)
-
-
-def _best_of(tilings: Tilings, objective: str, best: LayerCost | None) -> tuple[LayerCost | None, float]:
-    """(best mapping of one unrolling, a bound on all of them)."""
-    slowest = tilings.latency_bound() if objective != "energy" else 1
-    found: list[LayerCost] = []
-    energy = tilings.energy_bound_pj()
-    if objective != "latency":
-        # leakage is charged for the cycles a mapping takes, which are no fewer than compute's
-        fixed = energy - sum(tilings.least_energies_pj())
-        limit = best.objective(objective) / slowest - fixed if best else np.inf
-        plan, value = tilings.solve(_costs(tilings, lambda cut: cut.energy_pj), bound=limit)
-        energy = max(energy, value + fixed)
-        if plan is None:
-            return None, energy * slowest
-        found.append(evaluate(tilings.layer, tilings.array, plan))
-    if objective != "energy":
-        price = energy / slowest if objective == "edp" else 0.0
-        found += _faster(tilings, price)
-    bound = {"energy": energy, "latency": float(slowest), "edp": energy * slowest}[objective]
-    return min(found, key=lambda cost: cost.objective(objective), default=None), bound
 
 
 def _faster(tilings: Tilings, price: float) -> Iterator[LayerCost]:

@@ -265,7 +265,17 @@ class Tilings:
                     heapq.heappush(queue, (value, next(order), child, points))
             if not queue:
                 return None, float("inf")
-        return None, queue[0][0]
+        return self._even_shares(costs, doubled), queue[0][0]
+
+    def _even_shares(self, costs: Mapping[tuple[str, int], Costs], doubled: bool) -> MappingPlan | None:
+        """What fits when every operand of a memory gets an equal part of it: for when dividing it better takes too long."""
+        limits: Limits = {
+            (name, op): (0, int(memory.capacity_bits.value) // len(memory.operands))
+            for name, memory in self.array.memories.items()
+            for op in memory.operands
+        }
+        value, points = self._relaxed(costs, limits, doubled, np.inf)
+        return self._plan(points) if np.isfinite(value) else None
 
     def _relaxed(
         self, costs: Mapping[tuple[str, int], Costs], limits: Limits, doubled: bool, bound: float

@@ -308,20 +308,26 @@ def _with_fractions(layer: Layer, stated: Spatial, temporal: Temporal) -> Spatia
         spatial[operand] = [list(level) for level in levels]
         for dim, size in layer.dims.items():
             entries = [(factor, level, i) for level in spatial[operand] for i, (d, factor) in enumerate(level) if d == dim]
-            if len(entries) == 1 or sum(factor > 1 for factor, _, _ in entries) == 1:
-                factor, level, i = max(entries, key=lambda entry: entry[0])
-                level[i] = dim, _mean(size, steps[dim], factor)
+            whole = all(factor.is_integer() for factor, _, _ in entries)
+            if not entries or not whole or prod(factor for factor, _, _ in entries) * steps[dim] == size:
+                continue
+            largest, level, i = max(entries, key=lambda entry: entry[0])
+            mean = _mean(size, steps[dim], largest) if len(entries) == 1 or sum(factor > 1 for factor, _, _ in entries) == 1 else None
+            if mean is None:
+                lanes = " x ".join(f"{factor:g}" for factor, _, _ in entries)
+                raise _wrong(layer, f"{dim} = {size} over {lanes} lanes of {operand}", f"no fraction left out makes it {steps[dim]} steps")
+            level[i] = dim, mean
     return spatial
 
 
-def _mean(size: int, steps: int, stated: float) -> float:
+def _mean(size: int, steps: int, stated: float) -> float | None:
     """Lanes at work on average: `size` evenly over the steps that some whole number of lanes needs."""
     # a quotient of floats can lie just above a whole number: ZigZag then makes one step more than its lanes need
     for needed in (steps, steps - 1):
         fits = needed > 0 and int(size / needed) == stated and ceil(size / ceil(size / needed)) == needed
         if fits and ceil(size / (size / needed)) == steps:
             return size / needed
-    return stated
+    return None
 
 
 def _whole(value: Any) -> int:
