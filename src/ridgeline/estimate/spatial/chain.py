@@ -14,11 +14,12 @@ which visits every interleaving of the operands' cuts and every order of loops: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,29 +105,38 @@ State = tuple[tuple[int, int], ...]
 def cheapest_chain(ladders: Sequence[Ladder], shape: tuple[int, ...], bound: float = np.inf) -> tuple[float, list[list[tuple[int, ...]]]]:
     """(cost, fine point of every step of every ladder); infinite cost if nothing fits, or nothing below `bound`.
 
-    Operands alone come first, then pairs, then all: what the operands set so far cost, with the least the others can, must
-    stay below `bound`, or there is no need to go on.
+    Operands alone and in pairs come first: if what they cost, with the least the others can, is not below `bound`, that is all.
     """
+    variants = tuple(
+        tuple((before, tuple(cut.leads_to for cut in cuts)) for before, cuts in step.items()) for ladder in ladders for step in ladder
+    )
+    moves = _moves(variants, tuple(len(ladder) for ladder in ladders))
     best: dict[State, Costs] = {tuple((0, 0) for _ in ladders): np.zeros(shape)}
     arrivals: dict[State, Costs] = {}
-    least: dict[frozenset[int], float] = {}
-    for members, rounds in _stages(ladders):
+    for rounds in moves:
         for states in rounds:
-            found = {state: arrival for state in states if (arrival := _arrive(ladders, state, best)) is not None}
+            found = {state: arrival for state, sources in states if (arrival := _arrive(ladders, sources, best)) is not None}
             arrivals |= found
             if found:
                 best |= dict(zip(found, _running_minimum(np.stack(list(found.values()))), strict=True))
-        states = [state for states in rounds for state in states]
-        ends = [float(best[s].flat[-1]) for s in states if s in best and all(s[i][0] == len(ladders[i]) for i in members)]
-        least[members] = min(ends, default=float("inf"))
-        if lower_bound(least, len(ladders)) >= bound:
+        if lower_bound(_least(ladders, best), len(ladders)) >= bound:
             return float("inf"), []
     full = [s for s in best if all(step == len(ladder) for (step, _), ladder in zip(s, ladders, strict=True))]
     if not full:
         return float("inf"), []
     end = min(full, key=lambda s: float(best[s].flat[-1]))
     cost = float(best[end].flat[-1])
-    return (cost, _trace(ladders, best, arrivals, end, shape)) if np.isfinite(cost) else (cost, [])
+    return (cost, _trace(ladders, moves, best, arrivals, end, shape)) if np.isfinite(cost) else (cost, [])
+
+
+def _least(ladders: Sequence[Ladder], best: Mapping[State, Costs]) -> dict[frozenset[int], float]:
+    """Cost of the operands in each set when all their cuts, and no others, are set."""
+    least: dict[frozenset[int], float] = {}
+    for state, costs in best.items():
+        members = frozenset(i for i, (step, _) in enumerate(state) if step)
+        if all(state[i][0] == len(ladders[i]) for i in members):
+            least[members] = min(least.get(members, float("inf")), float(costs.flat[-1]))
+    return least
 
 
 def lower_bound(least: Mapping[frozenset[int], float], operands: int) -> float:
@@ -140,23 +150,14 @@ def lower_bound(least: Mapping[frozenset[int], float], operands: int) -> float:
     return max([*bounds, least.get(frozenset(range(operands)), 0.0)])
 
 
-def _arrive(ladders: Sequence[Ladder], state: State, best: Mapping[State, Costs]) -> Costs | None:
+def _arrive(ladders: Sequence[Ladder], sources: Sequence[Move], best: Mapping[State, Costs]) -> Costs | None:
     """Cost of setting the last cut of a state exactly at each point."""
     arrival = None
-    for source, cut in _sources(ladders, state):
-        if source in best:
-            total = best[source] + cut.costs
+    for move in sources:
+        if move.source in best:
+            total = best[move.source] + move.cut(ladders).costs
             arrival = total if arrival is None else np.minimum(arrival, total, out=arrival)
     return arrival
-
-
-def _stages(ladders: Sequence[Ladder]) -> list[tuple[frozenset[int], list[list[State]]]]:
-    """States by which operands have cuts set: singles, pairs, all; within a stage rounds of equally many cuts, fewest first."""
-    groups: dict[frozenset[int], dict[int, list[State]]] = {}
-    for state in _states(ladders):
-        members = frozenset(i for i, (step, _) in enumerate(state) if step)
-        groups.setdefault(members, {}).setdefault(sum(step for step, _ in state), []).append(state)
-    return [(members, list(rounds.values())) for members, rounds in sorted(groups.items(), key=lambda item: len(item[0]))]
 
 
 def _running_minimum(values: Costs) -> Costs:
@@ -172,40 +173,70 @@ def _running_minimum(values: Costs) -> Costs:
     return running
 
 
-def _states(ladders: Sequence[Ladder]) -> list[State]:
-    """Every state but the first, fewest cuts first."""
-    options = []
-    for ladder in ladders:
-        steps = [(0, 0)]
-        for step, variants in enumerate(ladder):
-            phases = sorted({cut.leads_to for cuts in variants.values() for cut in cuts})
-            steps += [(step + 1, phase) for phase in phases]
-        options.append(steps)
-    return sorted(product(*options), key=lambda state: sum(step for step, _ in state))[1:]
+class Move(NamedTuple):
+    """Setting one cut: from which state, and which of the cuts open there."""
+
+    source: State
+    operand: int
+    step: int
+    before: int
+    variant: int
+
+    def cut(self, ladders: Sequence[Ladder]) -> Cut:
+        return ladders[self.operand][self.step][self.before][self.variant]
 
 
-def _sources(ladders: Sequence[Ladder], state: State) -> Iterator[tuple[State, Cut]]:
-    """The states one cut earlier, and the cut that leads from each to this one."""
-    for which, (step, phase) in enumerate(state):
-        if step:
-            for before, cuts in ladders[which][step - 1].items():
-                for cut in cuts:
-                    if cut.leads_to == phase:
-                        yield (*state[:which], (step - 1, before), *state[which + 1 :]), cut
+Rounds = list[list[tuple[State, list[Move]]]]
+"""States that do not depend on each other, each with the moves that lead to it."""
+
+
+@lru_cache(maxsize=256)
+def _moves(variants: tuple[tuple[tuple[int, tuple[int, ...]], ...], ...], lengths: tuple[int, ...]) -> tuple[Rounds, Rounds]:
+    """(states with cuts of one or two operands set, states with cuts of all), in rounds of equally many cuts.
+
+    `variants` lists, step by step, ladder after ladder, the phases before and where each open cut leads.
+    """
+    steps = iter(variants)
+    ladders = [[next(steps) for _ in range(length)] for length in lengths]
+    options = [
+        [(0, 0), *((at + 1, phase) for at, step in enumerate(ladder) for phase in sorted({p for _, leads in step for p in leads}))]
+        for ladder in ladders
+    ]
+    groups: tuple[dict[int, list[tuple[State, list[Move]]]], ...] = ({}, {})
+    for state in product(*options):
+        total = sum(step for step, _ in state)
+        moves = [
+            Move((*state[:which], (at - 1, before), *state[which + 1 :]), which, at - 1, before, variant)
+            for which, (at, phase) in enumerate(state)
+            if at
+            for before, leads in ladders[which][at - 1]
+            for variant, lead in enumerate(leads)
+            if lead == phase
+        ]
+        if total:
+            everyone = all(step for step, _ in state)
+            groups[everyone].setdefault(total, []).append((state, moves))
+    first, last = ([group[total] for total in sorted(group)] for group in groups)
+    return first, last
 
 
 def _trace(
-    ladders: Sequence[Ladder], best: Mapping[State, Costs], arrivals: Mapping[State, Costs], state: State, shape: tuple[int, ...]
+    ladders: Sequence[Ladder],
+    moves: tuple[Rounds, Rounds],
+    best: Mapping[State, Costs],
+    arrivals: Mapping[State, Costs],
+    state: State,
+    shape: tuple[int, ...],
 ) -> list[list[tuple[int, ...]]]:
     """Walk back from the full state: where was the minimum reached, and which cut was set there."""
+    leading_to = {reached: sources for rounds in moves for states in rounds for reached, sources in states}
     points: list[list[tuple[int, ...]]] = [[() for _ in ladder] for ladder in ladders]
     ceiling = tuple(length - 1 for length in shape)
     while state in arrivals:
         box = arrivals[state][tuple(slice(0, c + 1) for c in ceiling)]
         ceiling = tuple(int(i) for i in np.unravel_index(int(box.argmin()), box.shape))
-        reached = arrivals[state][ceiling]
-        source = next(s for s, cut in _sources(ladders, state) if s in best and best[s][ceiling] + cut.costs[ceiling] == reached)
-        which = next(i for i, (a, b) in enumerate(zip(state, source, strict=True)) if a != b)
-        points[which][state[which][0] - 1] = ceiling
-        state = source
+        cost = arrivals[state][ceiling]
+        move = next(m for m in leading_to[state] if m.source in best and best[m.source][ceiling] + m.cut(ladders).costs[ceiling] == cost)
+        points[move.operand][move.step] = ceiling
+        state = move.source
     return points

@@ -30,9 +30,9 @@ from .unrolling import unrollings
 
 OBJECTIVES = ("edp", "energy", "latency")
 OPTIMAL_WITHIN = 1e-9
-FASTER_ROUNDS = 3
+FASTER_ROUNDS = 2
 ENERGY_LIMIT = 60
-TIMED_LIMIT = 16
+TIMED_LIMIT = 12
 """Unrollings solved for energy, and then for time, when the objective is not energy alone; the others keep their bounds."""
 
 

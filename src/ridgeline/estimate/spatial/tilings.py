@@ -33,6 +33,7 @@ from .unrolling import STATIONARY, Spatial
 
 NODE_LIMIT = 60
 WHOLE_RUN = 1 << 40
+ANYWHERE = np.ones(1, bool)
 NEXT_LOOPS = ("Q", "P", "S", "R", "B", "G", "K", "C")
 """Order of loops between two cuts, which does not matter but where a memory slides along the first of them."""
 Limits = Mapping[tuple[str, str], tuple[int, int]]
@@ -162,7 +163,7 @@ class Tilings:
         if operand == "O" and place == 1:
             energy = energy + self._read_back(self._returned_to_pes(blocks))
         ports: dict[str, Costs] = {}
-        for name, direction in ways[0]:
+        for name, direction in ways[0] if self.with_cycles else ():
             port = f"{name}.{self.array.memories[name].port_of(operand, direction)}"
             ports[port] = ports.get(port, np.zeros(1)) + reduce(np.minimum, [flows[name, direction].cycles for flows in ways])
         memory = ladder[place - 1] if place else None
@@ -173,10 +174,12 @@ class Tilings:
         steps = unrolled.count(RELEVANT[operand], blocks)
         complete = unrolled.count(REDUCTION, blocks) == 1
         spread = lattice.spread
+        nothing = np.zeros(1)
+        waiting = spread(fill * unrolled.count(DIMENSIONS, blocks)) if waits and self.with_cycles else nothing
+        timed = {p: spread(c) for p, c in ports.items()} if self.with_cycles else {}
         return CutCosts(
-            operand, place, memory, spread(energy), {p: spread(c) for p, c in ports.items()}, spread(fill),
-            spread(fill * unrolled.count(DIMENSIONS, blocks) if waits else np.zeros(1)), spread(tile.astype(float)),
-            spread(steps == 1).astype(bool), spread(complete).astype(bool), spread(self._allowed(operand, place, blocks)).astype(bool),
+            operand, place, memory, spread(energy), timed, spread(fill) if self.with_cycles else nothing, waiting, spread(tile),
+            spread(steps == 1), spread(complete) if operand == "O" else ANYWHERE, spread(self._allowed(operand, place, blocks)),
         )  # fmt: skip
 
     def _slides(self, operand: str, place: int) -> list[Slide | None]:
