@@ -98,9 +98,8 @@ def run(quick: bool) -> list[dict[str, Any]]:
                 layer = as_layer({**shape, **known["shape"]} if known else shape, array)
                 rows.append(search_row(shape["name"], layer, array, objective, known))
                 last = rows[-1]
-                print(
-                    f"{target:13} {objective:8} {shape['name']:22} {last['cpu_s']:6.2f} s  {last['energy_pj'] / 1e6:9.2f} uJ  {last['cycles']:9d} cycles"
-                )
+                found = f"{last['energy_pj'] / 1e6:9.2f} uJ  {last['cycles']:9d} cycles"
+                print(f"{target:13} {objective:8} {shape['name']:22} {last['cpu_s']:6.2f} s  {found}")
         if not quick:
             for objective in ("energy", "edp"):
                 rows.append(network_row("resnet50", array, objective))

@@ -3,6 +3,7 @@
     workload = capture(model, inputs)        # what must be computed; also capture("resnet18"), capture("model.onnx")
     target   = load_target("h200")           # what computes it; also "cpu" (this machine) or "./mychip.toml"
     profile  = estimate(workload, target)    # how long each op must take, and what limits it [s, B, FLOP]
+    network  = map_layers(workload, load_target("eyeriss"))    # on a spatial array: the best mapping of every layer
     profile  = measure(model, inputs)        # how long it does take: the same rows, measured
     advice   = advise(profile)               # what would pay, each change estimated again
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .core.profile import Profile
     from .estimate.advice import advise
     from .estimate.processor import estimate
+    from .estimate.spatial.network import map_layers
     from .measure.profiler import measure
     from .measure.regions import profile_op
     from .target.calibrate import calibrate
@@ -41,6 +43,7 @@ __all__ = [
     "capture",
     "estimate",
     "load_target",
+    "map_layers",
     "measure",
     "profile_op",
 ]
@@ -54,6 +57,7 @@ _HOMES = {
     "capture": ".workload.capture",
     "estimate": ".estimate.processor",
     "load_target": ".target.load",
+    "map_layers": ".estimate.spatial.network",
     "measure": ".measure.profiler",
     "profile_op": ".measure.regions",
 }

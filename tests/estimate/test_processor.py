@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline import capture, estimate, load_target
+from ridgeline import capture, estimate, load_target, map_layers
 from ridgeline.core.errors import OptionError
 from ridgeline.estimate.processor import Settings
-from ridgeline.target.load import catalog_names
+from ridgeline.target.load import catalog_names, load_array
 from tests.estimate.support import LEVELS, matmul, pointwise, processor, workload
 
 
@@ -168,3 +170,27 @@ def test_every_catalog_target_takes_every_kind_of_model(target: str) -> None:
         profile = estimate(capture(model), load_target(target))
         assert 0 < profile.total.limit_s <= profile.total.time_s
         assert all(row.bottleneck and row.cause for row in profile.rows)
+
+
+def test_an_array_is_mapped_by_name_or_spec() -> None:
+    workload = capture("alexnet")
+    network = map_layers(workload, load_array("tpu-v1"))
+    for target in ("tpu-v1", load_target("tpu-v1")):
+        profile = estimate(workload, target)
+        assert (profile.target, profile.mode, profile.dtype) == ("tpu-v1", "mapped", "int8")
+        assert profile.total.time_s == pytest.approx(network.seconds) and profile.total.energy_j == pytest.approx(network.energy_pj * 1e-12)
+        assert sum(row.time_s for row in profile.rows) == pytest.approx(network.seconds)
+
+
+@pytest.mark.parametrize(
+    "option", [{"mode": "fused"}, {"devices": 2}, {"host_copy": True}, {"graph": True}, {"settings": Settings(channels_last=True)}]
+)
+def test_options_of_a_processor_are_refused_for_an_array(option: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=r"on tpu-v1[\s\S]*spatial array"):
+        estimate(capture("alexnet"), "tpu-v1", **option)
+
+
+def test_mapping_tells_its_progress() -> None:
+    said: list[str] = []
+    estimate(capture("alexnet"), "tpu-v1", progress=said.append)
+    assert len(said) > 5 and said[0] == f"1 of {len(said)}: features.0"

@@ -143,15 +143,6 @@ def test_an_array_is_no_processor_and_the_other_way_round() -> None:
     assert load_processor("h200").name == "h200"
 
 
-def test_an_estimate_with_roofs_refuses_an_array() -> None:
-    from ridgeline import estimate
-
-    nothing: Any = None  # the target is refused before the workload is looked at
-    for target in ("tpu-v1", load_target("tpu-v1")):
-        with pytest.raises(OptionError, match="tpu-v1 is a spatial array"):
-            estimate(nothing, target)
-
-
 @pytest.mark.parametrize("kind", ['"toaster"', "3", '["array"]', "{ array = 1 }", "true"])
 def test_a_kind_that_is_none(kind: str, tmp_path: Path) -> None:
     with pytest.raises(TargetSpecError, match="processor, array"):

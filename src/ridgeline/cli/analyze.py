@@ -38,26 +38,27 @@ def analyze(
     from ..estimate.processor import Settings, estimate
     from ..estimate.sweep import parse_sweep
     from ..estimate.sweep import sweep as sweep_over
-    from ..target.load import check_target, load_target
+    from ..target.load import LOCAL_TARGETS, load_processor, load_target
     from ..workload.capture import capture
 
     settings = Settings(mode, devices, host_copy, graph)
     options = {"batch": batch, "dtype": dtype, "phase": phase, "context": context}
     with progress(f"analysing {model} on {on}") as report:
-        check_target(on)
         if sweep:
             parameter, values = parse_sweep(sweep)
-            spec = load_target(on, report)
-            points = sweep_over(model, spec, parameter, values, settings, options, report)
+            processor = load_processor(on, report)
+            points = sweep_over(model, processor, parameter, values, settings, options, report)
         else:
+            if on not in LOCAL_TARGETS:
+                load_target(on)  # a wrong name or file is told before the model is captured
             report("capturing")
             workload = capture(model, **options)  # type: ignore[arg-type]
-            spec = load_target(on, report)  # after the model is known to be good: a first calibration takes minutes
-            estimated = estimate(workload, spec, settings=settings)
+            target = load_target(on, report)  # after the model is known to be good: a first calibration takes minutes
+            estimated = estimate(workload, target, settings=settings, progress=report)
             report("advice")
             estimated = dataclasses.replace(estimated, advice=tuple(advise(estimated)) if advice else ())
     if sweep:
-        _emit_sweep(points, sweep, model, spec.name, as_json, html)
+        _emit_sweep(points, sweep, model, processor.name, as_json, html)
     else:
         emit(estimated, as_json=as_json, html=html, trace=trace, rows=rows)
 

@@ -1,4 +1,8 @@
-"""`ridgeline compare MODEL --on a,b,c`: one model, several targets, one table."""
+"""`ridgeline compare MODEL --on a,b,c`: one model, several targets, one table.
+
+processors ──estimate at --dtype and --mode──┐
+spatial arrays ──map at their own widths─────┴──> table | --json | --html
+"""
 
 from __future__ import annotations
 
@@ -27,25 +31,33 @@ def compare(
     from ..estimate.processor import estimate
     from ..report.html import render_comparison_html
     from ..report.table import render_comparison
-    from ..target.load import check_target, load_target
+    from ..target.array import SpatialArraySpec
+    from ..target.load import LOCAL_TARGETS, load_target
     from ..workload.capture import capture
 
     names = [name.strip() for name in on.split(",") if name.strip()]
     if not names:
-        raise OptionError("--on is empty", why="there is nothing to compare", do="name targets, e.g. --on cpu,h200,npu-256")
+        raise OptionError("--on is empty", why="there is nothing to compare", do="name targets, e.g. --on cpu,h200,npu-256,tpu-v1")
     with progress(f"comparing {model} on {', '.join(names)}") as report:
         for name in names:
-            check_target(name)
+            if name not in LOCAL_TARGETS:
+                load_target(name)  # a wrong name is told before the model is captured
         workload = capture(model, batch=batch, dtype=dtype, phase=phase, context=context)
         specs = [load_target(name, report) for name in names]
-        profiles = [estimate(workload, spec, mode=mode) for spec in specs]
+        specs.sort(key=lambda spec: isinstance(spec, SpatialArraySpec))  # the heading is a processor's where there is one
+        profiles = [
+            estimate(workload, spec, progress=report) if isinstance(spec, SpatialArraySpec) else estimate(workload, spec, mode=mode)
+            for spec in specs
+        ]
     if html:
         write_text(html, render_comparison_html(profiles))
         say(f"report: {html}")
     if as_json:
-        emit_json({"schema": 1, "model": workload.model, "batch": workload.batch, "dtype": workload.dtype,
-                   "targets": [{"target": p.target, "total": p.total.to_dict()} for p in profiles]})  # fmt: skip
-    else:
-        sys.stdout.write(render_comparison(profiles) + "\n")
-        if ideal := [spec.name for spec in specs if not spec.probes]:
-            sys.stdout.write(f"taken at their limits, because no op was timed on them: {', '.join(ideal)}\n")
+        rows = [{"target": p.target, "dtype": p.dtype, "total": p.total.to_dict(), "notes": list(p.notes)} for p in profiles]
+        emit_json({"schema": 1, "model": workload.model, "batch": workload.batch, "dtype": workload.dtype, "targets": rows})
+        return
+    sys.stdout.write(render_comparison(profiles) + "\n")
+    if ideal := [spec.name for spec in specs if not isinstance(spec, SpatialArraySpec) and not spec.probes]:
+        sys.stdout.write(f"taken at their limits, because no op was timed on them: {', '.join(ideal)}\n")
+    if arrays := [f"{p.target} {p.dtype}" for p in profiles if isinstance(p.spec, SpatialArraySpec)]:
+        sys.stdout.write(f"mapped layer by layer with operands of their own width, whatever --dtype and --mode say: {', '.join(arrays)}\n")

@@ -14,6 +14,7 @@ from dataclasses import replace
 from ..core.dtypes import BITS, FLOATING
 from ..core.errors import RidgelineError
 from ..core.profile import Advice, Profile
+from ..target.array import SpatialArraySpec
 from ..target.load import catalog_names, load_processor
 from ..target.spec import ProcessorSpec
 from ..workload.graph import Op, Operand, Workload
@@ -31,6 +32,8 @@ def advise(profile: Profile) -> list[Advice]:
     workload, spec, settings = profile.workload, profile.spec, profile.settings
     if workload is None or spec is None or not profile.rows:
         return []
+    if isinstance(spec, SpatialArraySpec):
+        return _on_array(workload, spec)
     found = []
     own_s = profile.total.time_s / max(profile.batch, 1)
     ideal_s = estimate(workload, without_probes(spec), settings=settings).total.time_s / max(profile.batch, 1)
@@ -47,6 +50,15 @@ def advise(profile: Profile) -> list[Advice]:
     ranked = sorted(found, key=lambda a: -a.predicted_speedup)
     devices = [a for a in ranked if a.change.startswith(DEVICE)]
     return [a for a in ranked if a not in devices] + devices[:MOST_DEVICES]
+
+
+def _on_array(workload: Workload, spec: SpatialArraySpec) -> list[Advice]:
+    """Layers mapped again on the changed array; mappings that were already searched are not searched again."""
+    from .spatial.network import map_layers
+    from .spatial.whatif import advise_on_array
+
+    found = advise_on_array(map_layers(workload, spec))
+    return [replace(one, detail=f"{one.energy_text}; {one.detail}; {one.basis}") for one in found]
 
 
 def _limit(profile: Profile) -> str:

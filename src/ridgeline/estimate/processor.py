@@ -5,17 +5,19 @@
       synchronous targets (CPU) pay every dispatch and page fault; asynchronous ones (GPU) only where the host falls behind the device
 
 `limit_s` is the same sum at efficiency 1 without dispatch: what no implementation can beat.
+A spatial array has no roofs: its layers are mapped instead (`spatial.network`), and give the same rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
 from ..core.errors import OptionError
 from ..core.profile import OpRow, Profile, Roofs, Total, shares_of
-from ..target.load import load_target
+from ..target.array import SpatialArraySpec
+from ..target.load import Target, load_target
 from ..target.spec import ProcessorSpec
 from ..workload.graph import ROLES, Op, Operand, Workload, row_fields
 from .allocator import faulted_bytes
@@ -44,17 +46,20 @@ class Settings:
 
 def estimate(
     workload: Workload,
-    target: ProcessorSpec | str,
+    target: Target | str,
     *,
     mode: str = "eager",
     devices: int = 1,
     host_copy: bool = False,
     graph: bool = False,
     settings: Settings | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Profile:
-    """How long each op must take and is expected to take on `target`, and what limits it."""
+    """How long each op must take and is expected to take on `target`, and what limits it; mapping onto an array tells `progress`."""
     spec = load_target(target) if isinstance(target, str) else target
     chosen = settings or Settings(mode, devices, host_copy, graph)
+    if isinstance(spec, SpatialArraySpec):
+        return _on_array(workload, spec, chosen, progress)
     _check(chosen, spec)
     ops, messages = shard(workload.ops, chosen.devices) if chosen.devices > 1 else (workload.ops, {})
     ops = fuse(ops) if chosen.mode == "fused" else ops
@@ -62,6 +67,20 @@ def estimate(
         ops = _with_host_copies(ops, workload)
     rows = _rows(ops, messages, spec, chosen)
     return _profile(workload, spec, chosen, rows)
+
+
+def _on_array(workload: Workload, spec: SpatialArraySpec, settings: Settings, progress: Callable[[str], None] | None) -> Profile:
+    from .spatial.network import estimate_on_array  # numpy, which estimates with roofs do without
+
+    plain = Settings()
+    if changed := [name for name in plain.__dataclass_fields__ if getattr(settings, name) != getattr(plain, name)]:
+        name = changed[0]
+        raise OptionError(
+            f"{name.replace('_', ' ')} {getattr(settings, name)} on {spec.name}",
+            why="it is a spatial array: how it runs a layer is decided by the mapping, several cores by its file",
+            do=f"leave the option out, or see `ridgeline map --on {spec.name}`",
+        )
+    return estimate_on_array(workload, spec, progress=progress)
 
 
 def _check(settings: Settings, spec: ProcessorSpec) -> None:

@@ -57,7 +57,13 @@ class OperandBits(Spec):
     O: Whole = Field(default=16, ge=1, le=128)  # noqa: E741
     """Bits of a partial sum."""
     F: Whole = Field(default=8, ge=1, le=128)
-    """Bits of a finished output."""
+    """Bits of a finished output, no more than those of a partial sum."""
+
+    @model_validator(mode="after")
+    def _finished_is_narrower(self) -> OperandBits:
+        if self.F > self.O:
+            raise ValueError(f"F must be <= O, a finished output is not wider than a partial sum, got {self.F} and {self.O}")
+        return self
 
 
 class Port(Spec):
@@ -257,13 +263,17 @@ class SpatialArraySpec(Spec):
 
     @property
     def area_mm2(self) -> float:
-        parts = sum(m.area_mm2.value * self.instances(name) for name, m in self.memories.items())
-        return self.cores.count * (parts + self.pes * self.mac.area_mm2.value)
+        return self._whole_chip({name: m.area_mm2.value for name, m in self.memories.items()}, self.mac.area_mm2.value)
 
     @property
     def static_w(self) -> float:
-        parts = sum(m.static_w.value * self.instances(name) for name, m in self.memories.items())
-        return self.cores.count * (parts + self.pes * self.mac.static_w.value)
+        return self._whole_chip({name: m.static_w.value for name, m in self.memories.items()}, self.mac.static_w.value)
+
+    def _whole_chip(self, memories: dict[str, float], mac: float) -> float:
+        """Every core, around one outermost memory."""
+        *own, shared = memories
+        core = sum(memories[name] * self.instances(name) for name in own) + self.pes * mac
+        return self.cores.count * core + memories[shared]
 
     @model_validator(mode="after")
     def _sound(self) -> SpatialArraySpec:

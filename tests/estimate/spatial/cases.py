@@ -6,7 +6,8 @@
 What turns up: groups, strides, dilations, padding, inputs larger than the window; one to three axes; ladders of one to four
 memories, private or shared, by one operand or several, with ports of every width; several dimensions on an axis, one
 dimension on several axes, axes not filled, lanes past the edge; dimensions split into several interleaved loops that do not
-divide, overshoot or run once; uneven cuts. Every draw takes its simplest value at its lowest, and every plan passes check_mapping.
+divide, overshoot or run once; uneven cuts; inputs that slide: taps inside a tile, outputs in the loop above it. Every draw takes
+its simplest value at its lowest, and every plan passes check_mapping.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ MOST_MEMORIES_BELOW = 3  # of one operand, below the outermost one
 AXES = ("x", "y", "z")
 GRANULES = (8, 16, 24, 32, 64, 128)
 STREAMS = {"read": ("rd_down", "rd_up"), "write": ("wr_up", "wr_down")}
+TAPS = {"P": "R", "Q": "S"}
 
 
 class Case(NamedTuple):
@@ -40,9 +42,10 @@ def cases(most_macs: int = MOST_MACS) -> st.SearchStrategy[Case]:
 
 def random_case(random: Random, most_macs: int = MOST_MACS) -> Case:
     bits = OperandBits(W=random.choice((8, 4, 16)), I=random.choice((8, 4, 16)), O=random.choice((16, 24, 32)), F=random.choice((8, 16)))
-    layer = random_layer(random, bits, most_macs)
+    window = random.choice("PQ") if happens(random, 2, 5) else ""
+    layer = random_layer(random, bits, most_macs, window)
     array = random_array(random, bits)
-    return Case(layer, array, random_plan(random, layer, array))
+    return Case(layer, array, random_plan(random, layer, array, window))
 
 
 def happens(random: Random, times: int, out_of: int) -> bool:
@@ -50,12 +53,15 @@ def happens(random: Random, times: int, out_of: int) -> bool:
     return random.randint(1, out_of) > out_of - times
 
 
-def random_layer(random: Random, bits: OperandBits, most_macs: int = MOST_MACS) -> Layer:
+def random_layer(random: Random, bits: OperandBits, most_macs: int = MOST_MACS, window: str = "") -> Layer:
+    """With `window` (P or Q), several outputs and taps along it wherever there is room for them."""
     sizes, left = dict.fromkeys(DIMENSIONS, 1), random.randint(1, most_macs)
     order = list(DIMENSIONS)
     random.shuffle(order)
+    wanted = (window, TAPS.get(window))
+    order.sort(key=lambda dim: dim not in wanted)
     for dim in order:
-        sizes[dim] = random.randint(1, min(left, 3 if dim in "BG" else 7))
+        sizes[dim] = random.randint(min(left, 2 if dim in wanted else 1), min(left, 3 if dim in "BG" else 7))
         left //= sizes[dim]
     stride, dilation, padding = (tuple(random.randint(low, high) for _ in "yx") for low, high in ((1, 3), (1, 2), (0, 2)))
     layer = Layer("random", sizes, stride, dilation, padding, bits=bits)  # type: ignore[arg-type]
@@ -91,7 +97,7 @@ def random_memory(random: Random, operands: list[str], shared_over: list[str]) -
             named = [f"{operand} {direction}" for operand in operands if happens(random, 1, 4)]
             if named:
                 ports[direction] = random_port(random, way) | {"carries": tuple(named)}
-    refill = random.choice(("double", "single", "stream"))
+    refill = random.choice(("double", "single", "stream", "stream"))
     return memory(operands, shared_over, ports=ports, refill=refill, latency_cycles=random.randint(0, 3))
 
 
@@ -115,7 +121,8 @@ def small_array(
     return SpatialArraySpec.model_validate(data | {"bits": bits or OperandBits()} | more)
 
 
-def random_plan(random: Random, layer: Layer, array: SpatialArraySpec) -> MappingPlan:
+def random_plan(random: Random, layer: Layer, array: SpatialArraySpec, window: str = "") -> MappingPlan:
+    """With `window` (P or Q), its taps and some other loops first, then one over its outputs, and most cuts of I between the two."""
     worth = [dim for dim in DIMENSIONS if layer.dims[dim] > 1]
     spatial: dict[str, tuple[Loop, ...]] = {}
     for axis, size in array.axes.items():
@@ -127,6 +134,12 @@ def random_plan(random: Random, layer: Layer, array: SpatialArraySpec) -> Mappin
     loops = [(dim, factor) for dim in DIMENSIONS for factor in random_factors(random, -(-layer.dims[dim] // unrolled[dim]))]
     random.shuffle(loops)
     cuts = {operand: tuple(sorted(random.randint(0, len(loops)) for _ in array.ladder(operand)[1:])) for operand in OPERANDS}
+    if window:
+        inside = {dim: dim == TAPS[window] or (dim != window and happens(random, 1, 3)) for dim in DIMENSIONS}
+        first = next((i for i, (dim, factor) in enumerate(loops) if dim == window and factor > 1), 0)
+        loops = sorted([loops[first], *loops[:first], *loops[first + 1 :]] if loops else [], key=lambda loop: not inside[loop[0]])
+        between = sum(inside[dim] for dim, _ in loops)
+        cuts["I"] = tuple(sorted(between if happens(random, 3, 4) else cut for cut in cuts["I"]))
     return MappingPlan(spatial, tuple(loops), cuts)
 
 

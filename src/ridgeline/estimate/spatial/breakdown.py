@@ -31,7 +31,7 @@ def outermost_of(array: SpatialArraySpec) -> str:
 def cycle_parts(layer: MappedOp, array: SpatialArraySpec) -> dict[str, int]:
     """Cycles by cause, in the order they pass; their sum is `layer.cycles`."""
     time, calls = layer.mapped.cost.latency, layer.op.calls
-    inside = max(time.on_chip, time.compute + time.exposed)
+    inside = time.on_chip + time.exposed - time.exposed_on_chip
     parts = {
         "fill": time.fill,
         "compute": time.compute,

@@ -238,10 +238,26 @@ def _cycles_reason(other: Candidate, best: Candidate) -> str:
         pes = best.network.array.pes * sharing_cores(best.network.array)
         busy = [one.network.macs / (parts["compute"] * pes) for one, parts in ((other, theirs), (best, ours)) if one.network]
         return (
-            f"{busy[0]:.0%} of the PEs work while it computes, {busy[1]:.0%} with {best.dataflow} "
+            f"{100 * busy[0]:.0f} % of the PEs work while it computes, {100 * busy[1]:.0f} % with {best.dataflow} "
             f"({theirs[part]:,.0f} cycles of computing against {ours[part]:,.0f})"
         )
-    return f"{theirs[part]:,.0f} cycles of {part} against {ours[part]:,.0f}"
+    return f"{theirs[part]:,.0f} cycles of {part} against {ours[part]:,.0f}{_busiest_port(other, best, part)}"
+
+
+def _busiest_port(other: Candidate, best: Candidate, part: str) -> str:
+    """Of the ports that can be behind waiting for them, the one with most more to move."""
+    assert best.network
+    outermost = f"{outermost_of(best.network.array)}."
+    outside = {"on-chip ports": False, f"waiting for {outermost[:-1]}": True}.get(part)
+    ours, theirs = (
+        total_of({name: cycles * layer.op.calls for name, cycles in layer.mapped.cost.port_cycles.items()} for layer in one.layers)
+        for one in (best, other)
+    )
+    grown = {name: cycles - ours[name] for name, cycles in theirs.items() if name.startswith(outermost) == outside}
+    if not grown or max(grown.values()) <= 0:
+        return ""
+    port = max(grown, key=lambda name: grown[name])
+    return f", most of all {port}, which moves for {theirs[port]:,.0f} cycles against {ours[port]:,.0f}"
 
 
 def joules_text(energy_pj: float) -> str:

@@ -76,7 +76,7 @@ class LayerCost:
     @property
     def spatial_utilisation(self) -> float:
         """The same while computing: idle PEs only."""
-        return self.utilisation * self.cycles / self.latency.compute
+        return min(1.0, self.utilisation * self.cycles / self.latency.compute)
 
     @property
     def energy_pj(self) -> float:
@@ -92,7 +92,7 @@ class LayerCost:
         """Cycles each part needs by itself; the largest is the bottleneck."""
         time = self.latency
         waiting = {"exposed refills": time.compute + time.exposed} if time.exposed > time.compute // 10 else {}
-        return {"compute": time.compute, **waiting, **self.port_cycles}
+        return {"compute": time.compute, **waiting, **self.port_cycles, "fill and drain": time.fill + time.drain}
 
     @property
     def bottleneck(self) -> str:
@@ -133,8 +133,7 @@ def evaluate(layer: Layer, array: SpatialArraySpec, plan: MappingPlan) -> LayerC
     flows: Flows = {(op, place): found for op in OPERANDS for place, found in enumerate(_flows(unrolled, plan, op, points[op]))}
     accesses = _accesses(array, flows)
     hops_bits, injected_bits = _network(unrolled, points, flows)
-    returning = {a.memory: a.words > 0 for a in accesses if (a.operand, a.direction) == ("O", "wr_down")}
-    rows = refills(unrolled, points, tiles, returning)
+    rows = refills(unrolled, points, tiles, {(a.memory, a.operand, a.direction): (a.port, a.cycles) for a in accesses})
     ports = _port_cycles(accesses) | ({"noc": noc_cycles(unrolled, injected_bits)} if array.noc.bits_per_cycle else {})
     time = latency(unrolled, points, rows, ports)
     energy = _energy(unrolled, accesses, hops_bits, time.cycles)

@@ -1,13 +1,16 @@
 """Cycles of a mapping: what computing, every port and every wait need.
 
-    cycles  = max(fill + max(on chip, compute + exposed) + drain, traffic of each outermost port + last step)
-    on chip = max(compute + exposed on chip, traffic of each on-chip port / its bits, NoC)
+    cycles  = fill + the outermost boundary's windows + drain, never below any port's traffic
+    on chip = max(compute + exposed on chip, traffic of each on-chip port / its bits, NoC), ports paced by an outermost one left out
 
     fill     the first tiles come down every ladder before the first multiplication; the last results go up after the last (drain)
     exposed  refills that cannot hide behind computing: those of a `single` memory, or of a `double` one in which second copies
              of its tiles do not fit. Refills through different ports go on side by side. Each break of the array's run (a pass)
              also refills what `stream` memories hold and drains them, and on a systolic array pays the skew of the grid.
-    last step   computing that follows the last load from the outermost memory
+    windows  a tile's stay in its top on-chip memory; those of the operand that changes least often contain those of the others.
+             A window takes as long as the windows in it and the waits of refills that do not hide, as its traffic on each port, or
+             as half of (computing + the way to the buffer and back): two buffers, so a tile is asked for while one is used, and
+             the one before that has gone. The first window stores nothing, the last loads nothing.
 
 Ports are counted for their busiest instance, so no port's traffic takes longer than the cycles stated.
 """
@@ -17,14 +20,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 
 import numpy as np
 
 from ...target.array import DIMENSIONS, OPERANDS, SpatialArraySpec
 from .counts import Blocks, Unrolled
+from .layer import REDUCTION, RELEVANT
+from .windows import Outside, Way, Windows
 
 Points = Mapping[str, list[Blocks]]
 Tiles = Mapping[tuple[str, str], int]
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """All transfers of an operand between a memory and the one above, one way."""
+
+    above: str
+    below: str
+    """Ports."""
+    above_cycles: int
+    below_cycles: int
+    later_cycles: int
+    """From the last cycle of a transfer on the port above until the tile is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +61,8 @@ class Refill:
     hidden: bool
     port: str
     """Of the memory above."""
+    moves: tuple[Moves, ...] = ()
+    """Down, and for O up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +74,9 @@ class Latency:
     fill: int
     drain: int
     exposed: int
+    """Waits between the first and the last multiplication, those for the outermost memory among them."""
+    exposed_on_chip: int
+    """Of these, the ones below the outermost memory."""
     on_chip: int
     """The array at work: all but waiting for the outermost memory, and the first fill and last drain."""
     last_step: int
@@ -65,20 +89,71 @@ def latency(unrolled: Unrolled, points: Points, rows: tuple[Refill, ...], ports:
     array, compute = unrolled.array, unrolled.compute_cycles()
     runs = _passes(unrolled, points, rows)
     outermost = f"{list(array.memories)[-1]}."
-    waits = _exposed(array, rows, runs)
-    inner_waits = _exposed(array, tuple(row for row in rows if not row.port.startswith(outermost)), runs)
+    top = tuple(row for row in rows if row.port.startswith(outermost))
+    inner_waits = _exposed(array, tuple(row for row in rows if row not in top), runs)
     fill, drain = _ends(rows)
-    on_chip = max([compute + inner_waits, *(cycles for name, cycles in ports.items() if not name.startswith(outermost))])
-    inside = max(on_chip, compute + waits)
-    steps = max((row.events for row in rows if row.port.startswith(outermost)), default=compute)
-    last = -(-inside // max(1, steps)) if rows else 0
-    loads = {row.port for row in rows}  # other streams go straight to the PEs and end with computing
-    outside = max((cycles + last * (name in loads) for name, cycles in ports.items() if name.startswith(outermost)), default=0)
-    return Latency(max(fill + inside + drain, outside), compute, fill, drain, waits, on_chip, last, runs)
+    drain -= _last_is_smaller(unrolled, points, rows)
+    paced = paced_ports(top, ports)
+    on_chip = max([compute + inner_waits, *(c for name, c in ports.items() if not name.startswith(outermost) and name not in paced)])
+    outside = [_outside(row, paced, _returning(unrolled, points) if row.operand == "O" else 1.0) for row in top]
+    streams = {name: float(c) for name, c in ports.items() if name.startswith(outermost)}  # what goes straight to the PEs
+    first: dict[str, float] = {}
+    for row in top:
+        for moves in row.moves:
+            streams[moves.above] -= moves.above_cycles
+        if row.operand != "O":
+            first[row.port] = first.get(row.port, 0.0) + row.cycles_each
+    windows = Windows(on_chip, outside, streams, {name: fill - first.get(name, 0.0) for name in streams})
+    cycles = max([ceil(fill + windows.cycles() + drain - 1e-6), *ports.values()])
+    waits = inner_waits + ceil(windows.waits())
+    return Latency(cycles, compute, fill, drain, waits, inner_waits, on_chip, ceil(on_chip / windows.steps), runs)
 
 
-def refills(unrolled: Unrolled, points: Points, tiles: Tiles, returning: Mapping[str, bool]) -> tuple[Refill, ...]:
-    """Every on-chip tile; `returning` says of each O memory whether partial sums come back to it."""
+def paced_ports(top: tuple[Refill, ...], ports: Mapping[str, int]) -> set[str]:
+    """On-chip ports that carry nothing but what passes one outermost port: loads and stores wait for them, the array does not."""
+    cycles: dict[str, int] = {}
+    partners: dict[str, set[str]] = {}
+    for moves in (moves for row in top for moves in row.moves if moves.below_cycles):
+        cycles[moves.below] = cycles.get(moves.below, 0) + moves.below_cycles
+        partners.setdefault(moves.below, set()).add(moves.above)
+    return {name for name, found in partners.items() if len(found) == 1 and cycles[name] == ports.get(name)}
+
+
+def _outside(row: Refill, paced: set[str], returning: float) -> Outside:
+    shares = (returning, 1.0)[: len(row.moves)]
+    means = []
+    for moves, share in zip(row.moves, shares, strict=True):
+        held = max(moves.above_cycles, moves.below_cycles if moves.below in paced else 0)
+        often = row.events * share
+        later = moves.later_cycles - (held - moves.above_cycles) / often if often else 0.0  # what is held is not waited for again
+        means.append(Way(moves.above, held / often if often else 0.0, max(0.0, later)))
+    return Outside(row.operand, row.events, row.hidden, returning, means[0], means[1] if row.operand == "O" else None)
+
+
+def _returning(unrolled: Unrolled, points: Points) -> float:
+    """Share of visits that find partial sums."""
+    visits = int(unrolled.count(REDUCTION, points["O"][-1]).flat[0])
+    return 1 - 1 / visits
+
+
+def _last_is_smaller(unrolled: Unrolled, points: Points, rows: tuple[Refill, ...]) -> int:
+    """Cycles the last store of results is shorter than the longest: edges."""
+    row = next((row for row in reversed(rows) if row.operand == "O"), None)
+    if row is None:
+        return 0
+    blocks, share = points["O"][-1], 1.0
+    for dim in RELEVANT["O"]:
+        span, size = int(blocks[dim][0]) * unrolled.lanes(dim), unrolled.layer.dims[dim]
+        share *= (size - (-(-size // span) - 1) * span) / min(size, span)
+    return int(row.cycles_each * (1 - share))
+
+
+Traffic = Mapping[tuple[str, str, str], tuple[str, int]]
+"""(memory, operand, direction) -> port and its cycles."""
+
+
+def refills(unrolled: Unrolled, points: Points, tiles: Tiles, traffic: Traffic) -> tuple[Refill, ...]:
+    """Every on-chip tile."""
     array, rows = unrolled.array, []
     events = {
         (name, operand): _count(unrolled, points[operand][place + 1])
@@ -88,15 +163,19 @@ def refills(unrolled: Unrolled, points: Points, tiles: Tiles, returning: Mapping
     for operand in OPERANDS:
         ladder = array.ladder(operand)
         for place, (name, above) in enumerate(pairwise(ladder)):
-            down, up = (
-                _transfer_cycles(unrolled, operand, name, above, tiles[name, operand], points[operand][place + 1], way) for way in (0, 1)
-            )
-            port = array.memories[above].port_of(operand, "wr_up" if operand == "O" else "rd_down")
+            moves, each = [], []
+            for way, (outer, inner) in enumerate((("rd_down", "wr_down"), ("wr_up", "rd_up"))[: 2 if operand == "O" else 1]):
+                held, later = _transfer_cycles(unrolled, operand, name, above, points[operand][place + 1], way)
+                (port, cycles), (port_below, below) = traffic[above, operand, outer], traffic[name, operand, inner]
+                moves.append(Moves(f"{above}.{port}", f"{name}.{port_below}", cycles, below, later))
+                each.append(held + later)
+            returned = each[0] if operand == "O" and moves[0].above_cycles else 0
             hidden = events[name, operand] == 1 or _has_room(array, name, tiles, events)
             rows.append(
-                Refill(name, operand, tiles[name, operand], events[name, operand], up if operand == "O" else down,
-                       down if operand == "O" and returning[name] else 0, hidden, f"{above}.{port}")
-            )  # fmt: skip
+                Refill(
+                    name, operand, tiles[name, operand], events[name, operand], each[-1], returned, hidden, moves[-1].above, tuple(moves)
+                )
+            )
     return tuple(rows)
 
 
@@ -112,23 +191,28 @@ def _has_room(array: SpatialArraySpec, name: str, tiles: Tiles, events: Mapping[
     return sum(tiles[name, op] * (2 if events[name, op] > 1 else 1) for op in memory.operands) <= memory.capacity_bits.value
 
 
-def _transfer_cycles(unrolled: Unrolled, operand: str, name: str, above: str, tile_bits: int, blocks: Blocks, way: int) -> int:
-    """Cycles of moving the largest tile between a memory and the one above; way 0 is down, 1 up."""
-    array = unrolled.array
+def _transfer_cycles(unrolled: Unrolled, operand: str, name: str, above: str, blocks: Blocks, way: int) -> tuple[int, int]:
+    """(Cycles the port above is held, from then on until it is there) of the largest tile; way 0 is down, 1 up."""
+    array, widths = unrolled.array, unrolled.layer.bits
     small, large = array.memories[name], array.memories[above]
-    width: int = getattr(unrolled.layer.bits, operand)
+    width: int = getattr(widths, operand)
+    tile_bits = int(unrolled.largest(operand, blocks, small.shared_over).flat[0]) * width
+    if way == 1 and int(unrolled.count(REDUCTION, blocks).flat[0]) == 1:
+        if not (set(large.shared_over) - set(small.shared_over)):
+            tile_bits = tile_bits // width * widths.F
+        width = widths.F  # what arrives above is finished; what leaves one lane may still be added to that of others
     union_bits = int(unrolled.largest(operand, blocks, large.shared_over).flat[0]) * width
-    if operand != "O" and way == 1:
-        return 0
     inner = small.ports[small.port_of(operand, ("wr_down", "rd_up")[way])].bits_per_cycle
     outer = large.ports[large.port_of(operand, ("rd_down", "wr_up")[way])].bits_per_cycle
     spreads = set(large.shared_over) - set(small.shared_over)
     if array.systolic and spreads and operand == "O":
-        return 0  # results leave with the skew of the grid
+        return 0, 0  # results leave with the skew of the grid
     network = -(-union_bits // array.noc.bits_per_cycle) if array.noc.bits_per_cycle and spreads else 0
     # a systolic grid takes a new stationary operand row by row, all rows whether used or not
     shift = next(iter(array.axes.values())) if array.systolic and spreads else 0
-    return max(-(-tile_bits // inner), -(-union_bits // outer), network, shift) + max(0, large.latency_cycles - 1)
+    held = -(-union_bits // outer)
+    asked = 0 if way else max(0, large.latency_cycles - 1)  # a write waits for no answer
+    return held, max(0, -(-tile_bits // inner) - held, network - held, shift - held) + asked
 
 
 def _passes(unrolled: Unrolled, points: Points, rows: tuple[Refill, ...]) -> int:
@@ -150,12 +234,12 @@ def _exposed(array: SpatialArraySpec, rows: tuple[Refill, ...], passes: int) -> 
     for row in rows:
         waits = 0 if row.hidden else row.events - 1
         if row.hidden and array.memories[row.memory].refill == "stream" and row.events > 1:
-            waits = passes - 1
+            waits = min(passes, row.events) - 1
         if row.operand == "O":
             drained += waits * (row.cycles_each + row.returned_cycles)
         else:
             by_port[row.port] = by_port.get(row.port, 0) + waits * row.cycles_each
-    skew = passes * (sum(array.axes.values()) - 2) if array.systolic else 0
+    skew = passes * sum(size - 1 for size in array.axes.values()) if array.systolic else 0
     return max(by_port.values(), default=0) + drained + skew
 
 

@@ -31,8 +31,9 @@ from .unrolling import unrollings
 OBJECTIVES = ("edp", "energy", "latency")
 OPTIMAL_WITHIN = 1e-9
 FASTER_ROUNDS = 2
+ALSO_FRUGAL = 6
 ENERGY_LIMIT = 60
-TIMED_LIMIT = 12
+TIMED_LIMIT = {"edp": 12, "latency": 24}
 """Unrollings solved for energy, and then for time, when the objective is not energy alone; the others keep their bounds."""
 
 
@@ -82,13 +83,12 @@ def map_layer(layer: Layer, array: SpatialArraySpec, dataflow: str = "any", obje
         raise OptionError(
             f"dataflow {dataflow!r} on {array.name}", why=f"its control runs {', '.join(array.dataflows)}", do="choose one of these"
         )
-    anonymous = _Key(replace(layer, name="", calls=1), array, dataflow, objective)
-    found = _search(anonymous)
+    found = _search(_Key(layer, array, dataflow, objective))
     return replace(found, cost=replace(found.cost, layer=layer))
 
 
 class _Key:
-    """Arguments of a search, compared by content."""
+    """Arguments of a search, compared by content, but for the layer's name."""
 
     def __init__(self, layer: Layer, array: SpatialArraySpec, dataflow: str, objective: str) -> None:
         self.layer, self.array, self.dataflow, self.objective = layer, array, dataflow, objective
@@ -106,17 +106,13 @@ class _Key:
 def _search(key: _Key) -> Mapped:
     layer, array = key.layer, key.array
     search = _Incumbent(key.objective, compulsory_cycles(layer, array))
-    candidates = sorted(_candidates(key, search.floor), key=lambda item: item[0])
-    for bound, tilings in candidates:
+    candidates = sorted(_candidates(key, search.floor), key=lambda item: item[:2])
+    for bound, _, tilings in candidates:
         if bound < search.value and (key.objective == "energy" or search.solved < ENERGY_LIMIT):
             search.solve_energy(bound, tilings)
         else:
             search.bounds.append(bound)
     search.solve_time()
-    if search.best is None:  # what needs least room: one PE
-        flow = _flows(key)[0]
-        search.solve_energy(0.0, Tilings(layer, array, {axis: () for axis in array.axes}, flow, with_cycles=False))
-        search.solve_time()
     if search.best is None:
         raise _infeasible(layer, array)
     return Mapped(search.best, key.objective, key.dataflow, min([search.value, *search.bounds]), len(candidates), search.solved)
@@ -160,14 +156,18 @@ class _Incumbent:
 
     def solve_time(self) -> None:
         """Search the waiting unrollings for fast mappings, most promising first."""
-        for number, (bound, energy, tilings) in enumerate(sorted(self.waiting, key=lambda item: item[0])):
-            if bound < self.value and number < TIMED_LIMIT:
-                timed = Tilings(tilings.layer, tilings.array, tilings.spatial, tilings.dataflow)
+        for number, (bound, energy, tilings) in enumerate(sorted(self.waiting, key=lambda item: item[:2])):
+            if bound < self.value and number < TIMED_LIMIT[self.objective]:
+                timed = Tilings(tilings.layer, tilings.array, tilings.spatial, tilings.dataflow, least_cycles=self.floor)
                 cycles = max(self.floor, timed.latency_bound())
                 bound = energy * cycles if self.objective == "edp" else float(cycles)
                 if bound < self.value:
                     for cost in _faster(timed, energy / cycles if self.objective == "edp" else 0.0):
                         self.offer(cost)
+                    if self.objective == "latency" and number < ALSO_FRUGAL:  # little traffic is often also fast
+                        plan, _ = timed.solve(_costs(timed, lambda cut: cut.energy_pj))
+                        if plan is not None:
+                            self.offer(evaluate(timed.layer, timed.array, plan))
             self.bounds.append(bound)
         self.waiting = []
 
@@ -193,16 +193,16 @@ def compulsory_cycles(layer: Layer, array: SpatialArraySpec) -> int:
     return max(busy.values())
 
 
-def _candidates(key: _Key, floor: int) -> Iterator[tuple[float, Tilings]]:
-    """Every unrolling with a first bound, which asks nothing of the on-chip ports yet."""
+def _candidates(key: _Key, floor: int) -> Iterator[tuple[float, float, Tilings]]:
+    """(Bound, energy bound, tilings) of every unrolling, with a first bound, which asks nothing of the on-chip ports yet."""
     for flow in _flows(key):
         for one in unrollings(key.layer, key.array, flow):
-            tilings = Tilings(key.layer, key.array, one.spatial, flow, with_cycles=False)
-            energy = tilings.energy_bound_pj()
             cycles = max(floor, one.cycles)
+            tilings = Tilings(key.layer, key.array, one.spatial, flow, with_cycles=False, least_cycles=cycles)
+            energy = tilings.energy_bound_pj()
             bound = {"energy": energy, "latency": float(cycles), "edp": energy * cycles}[key.objective]
             if np.isfinite(energy):
-                yield bound, tilings
+                yield bound, energy, tilings
 
 
 def _faster(tilings: Tilings, price: float) -> Iterator[LayerCost]:
@@ -211,16 +211,17 @@ def _faster(tilings: Tilings, price: float) -> Iterator[LayerCost]:
     weights = {"outside": 1.0, "waiting": 1.0, "ports": 0.0}
     seen = set()
     for _ in range(FASTER_ROUNDS):
-        plan, _ = tilings.solve(_costs(tilings, lambda cut: _time_cost(cut, outermost, weights, price)), doubled=True)
+        costs = _costs(tilings, lambda cut: _time_cost(cut, outermost, weights, price))
+        plan = tilings.solve(costs, doubled=True)[0] or tilings.solve(costs)[0]
         if plan is None or plan.loops in seen:
             return
         seen.add(plan.loops)
         cost = evaluate(tilings.layer, tilings.array, plan)
         yield cost
         time = cost.latency
-        if time.cycles > time.fill + max(time.on_chip, time.compute + time.exposed) + time.drain:
+        if time.cycles > time.fill + time.on_chip + time.drain:
             weights["outside"] *= 4
-        elif time.on_chip > time.compute + time.exposed:
+        elif time.on_chip > time.compute + time.exposed_on_chip:
             weights["ports"] += 0.5
         else:
             weights["waiting"] *= 4

@@ -14,12 +14,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.dtypes import BITS
 from ...core.errors import unknown_name
 from ...core.profile import OpRow, Profile, Roofs, Total, shares_of
 from ...target.array import Cores, SpatialArraySpec
 from ...workload.graph import ROLES, Op, Workload, row_fields
 from .layer import Layer, layers_of
-from .mapper import Mapped, map_layer
+from .mapper import Mapped, compulsory_cycles, map_layer
 
 SCHEMA = "ridgeline/map/1"
 ACTIVATIONS = ("relu", "relu6", "hardtanh", "leaky_relu", "gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "clamp")
@@ -201,7 +202,18 @@ def _interval(layers: Sequence[MappedOp], host: Sequence[HostOp], array: Spatial
     elsewhere = sum(op.seconds for op in host)
     if array.cores.use != "pipeline" or array.cores.count == 1:
         return sum(seconds) + elsewhere
-    return max(slowest_stage(seconds, array.cores.count), elsewhere)
+    return max(slowest_stage(seconds, array.cores.count), elsewhere, _shared_port_seconds(layers, array))
+
+
+def _shared_port_seconds(layers: Sequence[MappedOp], array: SpatialArraySpec) -> float:
+    """All stages' traffic through the busiest port of the memory they share."""
+    busy: dict[str, int] = {}
+    outermost = f"{list(array.memories)[-1]}."
+    for layer in layers:
+        for name, cycles in layer.mapped.cost.port_cycles.items():
+            if name.startswith(outermost):
+                busy[name] = busy.get(name, 0) + cycles * layer.op.calls
+    return max(busy.values(), default=0) / array.clock_hz.value
 
 
 def slowest_stage(times: Sequence[float], stages: int) -> float:
@@ -220,15 +232,17 @@ def _outermost(ports: Iterable[str]) -> str:
 def profile_of(network: NetworkMapping) -> Profile:
     """The rows every report draws: one an op, in the order of the network."""
     array, clock = network.array, network.array.clock_hz.value
+    dtype = f"int{array.bits.I}"
+    work = network.workload.with_dtype(dtype) if dtype in BITS else network.workload
     by_op: dict[str, list[MappedOp]] = {}
     for layer in network.layers:
         by_op.setdefault(layer.op.name, []).append(layer)
     on_host = {op.op.name: op for op in network.host}
     rows: list[OpRow] = []
     start = 0.0
-    for op in network.workload.ops:
+    for op in work.ops:
         if op.name in by_op:
-            rows.append(_array_row(op, by_op[op.name], clock, start))
+            rows.append(_array_row(op, by_op[op.name], array, start))
         elif op.name in on_host:
             host = on_host[op.name]
             rows.append(OpRow(**row_fields(op), start_s=start, time_s=host.seconds, limit_s=host.seconds, bottleneck="host", cause=host.why,
@@ -240,18 +254,19 @@ def profile_of(network: NetworkMapping) -> Profile:
     outermost = list(array.memories)[-1]
     widths = [port.bits_per_cycle for port in array.memories[outermost].ports.values()]
     roofs = Roofs({f"array int{array.bits.W}": peak}, {outermost: sum(widths) / 8 * clock})
-    work, bits = network.workload, array.bits
+    bits = array.bits
     note = f"operands of {bits.W}, {bits.I} and {bits.F} bits, whatever the model's dtype"
     return Profile(
-        work.model, array.name, work.batch, f"int{bits.W}", "mapped", tuple(rows), _total(network, rows), roofs, shares_of(rows),
+        work.model, array.name, work.batch, dtype, "mapped", tuple(rows), _total(network, rows), roofs, shares_of(rows),
         notes=(note,), phase=work.phase, context=work.context, workload=work, spec=array,
     )  # fmt: skip
 
 
-def _array_row(op: Op, layers: list[MappedOp], clock: float, start: float) -> OpRow:
+def _array_row(op: Op, layers: list[MappedOp], array: SpatialArraySpec, start: float) -> OpRow:
+    clock = array.clock_hz.value
     cost = max(layers, key=lambda layer: layer.cycles).mapped.cost
     time = sum(layer.cycles for layer in layers) / clock
-    limit = sum(max(layer.mapped.cost.limits.values()) * op.calls for layer in layers) / clock
+    limit = sum(_least_cycles(layer, array) for layer in layers) / clock
     ports: dict[str, float] = {}
     for layer in layers:
         for name, cycles in layer.mapped.cost.port_cycles.items():
@@ -266,17 +281,27 @@ def _array_row(op: Op, layers: list[MappedOp], clock: float, start: float) -> Op
     )  # fmt: skip
 
 
+def _least_cycles(layer: MappedOp, array: SpatialArraySpec) -> int:
+    """What no mapping can beat: every PE busy, and every operand moved once."""
+    return max(-(-layer.macs // (array.pes * array.cores.count)), compulsory_cycles(layer.mapped.cost.layer, array) * layer.op.calls)
+
+
 def _total(network: NetworkMapping, rows: Sequence[OpRow]) -> Total:
     workload = network.workload
     spent: dict[str, float] = {}
     for row in rows:
         spent[row.bottleneck] = spent.get(row.bottleneck, 0.0) + row.time_s
     by_role: dict[str, int] = {role: sum(row.bytes_by[role] for row in rows) for role in ROLES}
+    peak, worst = _narrowed(workload, network.array), max(spent, key=lambda k: spent[k], default="")
     return Total(
         sum(r.flops for r in rows), sum(r.matmul_flops for r in rows), sum(r.bytes for r in rows), by_role, sum(r.time_s for r in rows),
-        sum(r.limit_s for r in rows), max(spent, key=lambda k: spent[k], default=""), workload.peak_activation_bytes, by_role["weights"],
-        workload.parameters, spent, energy_j=network.energy_pj * 1e-12,
+        sum(r.limit_s for r in rows), worst, peak, by_role["weights"], workload.parameters, spent, energy_j=network.energy_pj * 1e-12,
     )  # fmt: skip
+
+
+def _narrowed(workload: Workload, array: SpatialArraySpec) -> int:
+    """Peak activations at the array's width."""
+    return workload.peak_activation_bytes * array.bits.I // BITS.get(workload.dtype, 32)
 
 
 def estimate_on_array(

@@ -71,6 +71,8 @@ class Tilings:
     spatial: Spatial
     dataflow: str = "any"
     with_cycles: bool = True
+    least_cycles: int = 0
+    """Cycles that no mapping of the layer can do without; leakage is charged for them."""
     unrolled: Unrolled = field(init=False)
     lattice: Lattice = field(init=False)
     cuts: dict[str, list[CutCosts]] = field(init=False)
@@ -91,7 +93,7 @@ class Tilings:
 
     def energy_bound_pj(self) -> float:
         """No tiling costs less: every cut at its own cheapest point, with all the room there is."""
-        static = self.array.static_w * self.compute_cycles / self.array.clock_hz.value * 1e12
+        static = self.array.static_w * max(self.least_cycles, self.compute_cycles) / self.array.clock_hz.value * 1e12
         return self.fixed_energy_pj + static + sum(self.least_energies_pj())
 
     def least_energies_pj(self) -> list[float]:

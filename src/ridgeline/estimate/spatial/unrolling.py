@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from math import prod
 
-from ...target.array import DIMENSIONS, OPERANDS, SpatialArraySpec
+from ...target.array import DATAFLOWS, DIMENSIONS, OPERANDS, SpatialArraySpec
 from .layer import RELEVANT, Layer
 from .mapping import Loop
 
 Spatial = Mapping[str, tuple[Loop, ...]]
 UNROLLS = {"ws": RELEVANT["W"], "is": RELEVANT["I"], "os": RELEVANT["O"], "rs": ("B", "G", "K", "C", "P", "R"), "any": DIMENSIONS}
+COMBINATIONS = 200_000
+"""Combinations of the axes' options looked at."""
 STATIONARY = {"ws": "W", "is": "I", "os": "O"}
 
 
@@ -36,9 +38,19 @@ class Unrolling:
 
 
 def unrollings(layer: Layer, array: SpatialArraySpec, dataflow: str) -> list[Unrolling]:
-    """Candidates of a dataflow, fewest cycles first."""
+    """Candidates of a dataflow, fewest cycles first; `any` has those of all four among its own."""
+    flows = ("any", *DATAFLOWS) if dataflow == "any" else (dataflow,)
+    found = {tuple(one.spatial.items()): one for flow in flows for one in _of_dataflow(layer, array, flow)}
+    return sorted(found.values(), key=lambda one: (one.cycles, [-r for r in one.reuse]))
+
+
+def _of_dataflow(layer: Layer, array: SpatialArraySpec, dataflow: str) -> list[Unrolling]:
     axes = list(array.axes)
-    options = [_axis_options(layer, array.axes[a], [d for d in UNROLLS[dataflow] if d in array.unroll.get(a, DIMENSIONS)]) for a in axes]
+    allowed = {a: [d for d in UNROLLS[dataflow] if d in array.unroll.get(a, DIMENSIONS)] for a in axes}
+    options = [_axis_options(layer, array.axes[a], allowed[a], 3) for a in axes]
+    for most in (2, 1):  # arrays of three and four axes: fewer dimensions on each
+        if prod(len(o) for o in options) > COMBINATIONS:
+            options = [_axis_options(layer, array.axes[a], allowed[a], most) for a in axes]
     found: dict[tuple[object, ...], Unrolling] = {}
     for chosen in product(*options):
         lanes: dict[str, int] = {}
@@ -51,14 +63,16 @@ def unrollings(layer: Layer, array: SpatialArraySpec, dataflow: str) -> list[Unr
         reuse = tuple(prod(f for d, f in lanes.items() if d not in RELEVANT[op]) for op in OPERANDS)
         shape = tuple(sorted(lanes.items())) if _alike(array) else tuple(chosen)
         found.setdefault((cycles, reuse, shape), Unrolling(dict(zip(axes, chosen, strict=True)), cycles, reuse))  # type: ignore[arg-type]
-    return _undominated(found.values())
+    one_pe = [one for one in found.values() if not any(one.spatial.values())]  # what needs least room, however slow
+    best = _undominated(found.values())
+    return best + [one for one in one_pe if one not in best]
 
 
-def _axis_options(layer: Layer, size: int, dims: Iterable[str]) -> list[tuple[Loop, ...]]:
-    """Ways to fill one axis: whole small dimensions, then one more cut evenly over the PEs left."""
+def _axis_options(layer: Layer, size: int, dims: Iterable[str], most: int) -> list[tuple[Loop, ...]]:
+    """Ways to fill one axis: up to `most` dimensions, the small ones whole, then one more cut evenly over the PEs left."""
     long = [d for d in dims if layer.dims[d] > 1]
     options: list[tuple[Loop, ...]] = [()]
-    for count in (1, 2, 3):
+    for count in range(1, most + 1):
         for group in combinations(long, count):
             for last in group:
                 whole = [(d, layer.dims[d]) for d in group if d != last]
@@ -66,7 +80,7 @@ def _axis_options(layer: Layer, size: int, dims: Iterable[str]) -> list[tuple[Lo
                 if room < 2:
                     continue
                 options.append((*whole, (last, even_share(layer.dims[last], room))))
-    halves = [(d, f) for d in long for f in (2, 4, 8, 16) if f < min(size, layer.dims[d])]
+    halves = [(d, f) for d in long for f in (2, 4, 8, 16) if f < min(size, layer.dims[d])] if most > 2 else []
     for first, second in product(halves, long):
         if first[0] != second and size // first[1] > 1:
             options.append((first, (second, even_share(layer.dims[second], size // first[1]))))

@@ -24,9 +24,10 @@ from .layer import layers_of
 from .network import MappedOp, NetworkMapping, Progress, map_layers
 
 LEAST_GAIN = 1.02
-COVERED = 0.6
-MOST_SHAPES = 3
+COVERED = 0.5
+MOST_SHAPES = 2
 NAMED = 3
+MOST_PES = 65536  # along one axis, as the target file allows
 Change = tuple[str, str, SpatialArraySpec, str]
 """Its name, what it means, the changed array, the dataflow to map with."""
 
@@ -41,6 +42,13 @@ class ArrayAdvice(Advice):
     after_pj: float = 0.0
     area_ratio: float = 1.0
     """Area after over area before; 1 where the file states none."""
+    basis: str = ""
+    """Which layers were mapped again."""
+
+    @property
+    def energy_text(self) -> str:
+        gain = self.energy_gain
+        return "the same energy" if abs(gain - 1) < 0.005 else f"{gain:.2f}x less energy" if gain > 1 else f"{1 / gain:.2f}x more energy"
 
     def gain(self, objective: str) -> float:
         speed, energy = self.predicted_speedup, self.energy_gain
@@ -52,7 +60,7 @@ def advise_on_array(network: NetworkMapping, progress: Progress | None = None) -
     chosen, share = heaviest(network)
     if not chosen:
         return []
-    names = {layer.op.name for layer in chosen}
+    names, basis = {layer.op.name for layer in chosen}, _basis(chosen, share, network)
     part = replace(network.workload, ops=tuple(op for op in network.workload.ops if op.name in names))
     found = []
     for name, detail, array, dataflow in changes(network):
@@ -62,7 +70,7 @@ def advise_on_array(network: NetworkMapping, progress: Progress | None = None) -
             after = map_layers(part, array, dataflow=dataflow, objective=network.objective)
         except RidgelineError:
             continue  # a change that does not fit this network is no advice
-        advice = _advice(name, f"{detail}; {_basis(chosen, share, network)}", network, chosen, after)
+        advice = replace(_advice(name, detail, network, chosen, after), basis=basis)
         if advice.gain(network.objective) >= LEAST_GAIN:
             found.append(advice)
     return sorted(found, key=lambda advice: -advice.gain(network.objective))
@@ -74,9 +82,18 @@ def _advice(name: str, detail: str, network: NetworkMapping, chosen: Sequence[Ma
     after_s = before_s - sum(layer.cycles for layer in chosen) / clock + after.cycles / after.array.clock_hz.value
     after_pj = before_pj - sum(layer.energy_pj for layer in chosen) + sum(layer.energy_pj for layer in after.layers)
     area = after.array.area_mm2 / network.array.area_mm2 if network.array.area_mm2 else 1.0
-    gains = {"predicted_speedup": before_s / after_s, "before_s": before_s, "after_s": after_s}
-    energies = {"energy_gain": before_pj / after_pj, "before_pj": before_pj, "after_pj": after_pj, "area_ratio": area}
-    return ArrayAdvice(change=name, next_limit=_limit(after), detail=detail, **gains, **energies)
+    return ArrayAdvice(
+        change=name,
+        predicted_speedup=before_s / after_s,
+        next_limit=_limit(after),
+        detail=detail,
+        before_s=before_s,
+        after_s=after_s,
+        energy_gain=before_pj / after_pj,
+        before_pj=before_pj,
+        after_pj=after_pj,
+        area_ratio=area,
+    )
 
 
 def _limit(after: NetworkMapping) -> str:
@@ -121,7 +138,7 @@ def _basis(chosen: Sequence[MappedOp], share: float, network: NetworkMapping) ->
     names = list(dict.fromkeys(layer.op.layer or layer.op.name for layer in chosen))
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     what = {"latency": "cycles", "energy": "energy", "edp": "cycles and energy"}[network.objective]
-    return f"mapped again: {', '.join(names[:NAMED])}{more} ({share:.0%} of the {what}), the rest as it was"
+    return f"mapped again: {', '.join(names[:NAMED])}{more} ({100 * share:.0f} % of the {what}), the rest as it was"
 
 
 def changes(network: NetworkMapping) -> Iterator[Change]:
@@ -138,8 +155,9 @@ def changes(network: NetworkMapping) -> Iterator[Change]:
     yield from _dataflows(network)
     if max(array.bits.W, array.bits.I) > 1:
         yield _half_precision(array, flow)
-    for axis, size in array.axes.items():
-        if array.axes[axis] * 2 <= 65536:
+    for axis in list(array.axes)[:1] if _alike(array) else array.axes:
+        size = array.axes[axis]
+        if 2 * size <= MOST_PES:
             changed = _rebuilt(array, axes={**array.axes, axis: 2 * size})
             yield (
                 f"twice the PEs along {axis}",
@@ -160,6 +178,12 @@ def _dataflows(network: NetworkMapping) -> Iterator[Change]:
         if flow not in array.dataflows:
             changed = _rebuilt(array, dataflows=(*array.dataflows, flow), unroll={})
             yield f"dataflow {flow}", f"a control that runs {flow} too, and axes that spread any loop", changed, flow
+
+
+def _alike(array: SpatialArraySpec) -> bool:
+    """Whether it does not matter which axis grows: as long, spreading the same loops, sharing the same memories."""
+    shared = {tuple(axis in memory.shared_over for memory in array.memories.values()) for axis in array.axes}
+    return len(set(array.axes.values())) == 1 and len(shared) == 1 and not array.unroll and not array.systolic
 
 
 def _half_precision(array: SpatialArraySpec, flow: str) -> Change:

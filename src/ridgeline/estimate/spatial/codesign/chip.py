@@ -105,13 +105,18 @@ def _widen_words(data: Table, base: SpatialArraySpec, bits: OperandBits, rules: 
         if set(memory.shared_over) == set(base.axes):
             continue  # whole rows of words: packed, whatever their width
         for label, port in memory.ports.items():
-            streams = [(op, way) for op in memory.operands for way in DIRECTIONS if memory.port_of(op, way) == label]
-            before, after = ([getattr(widths, op) for op, _ in streams] for widths in (base.bits, bits))
+            streams = [op for op in memory.operands for way in _ways(op) if memory.port_of(op, way) == label]
+            before, after = ([getattr(widths, op) for op in streams] for widths in (base.bits, bits))
             if before == after:
                 continue
             granule = gcd(*after)
             width = -(-port.bits_per_cycle * sum(after) // (sum(before) * granule)) * granule
             data["memories"][name]["ports"][label] |= {"bits_per_cycle": width, "word_bits": granule}
+
+
+def _ways(operand: str) -> tuple[str, ...]:
+    """Directions in which an operand moves: weights and inputs never go up."""
+    return DIRECTIONS if operand == "O" else ("rd_down", "wr_down")
 
 
 def _network(data: Table, base: SpatialArraySpec, choice: Choice, parts: Parts, rules: Rules) -> None:
@@ -143,7 +148,7 @@ def _interface(memory: Table, base: SpatialArraySpec, choice: Choice, parts: Par
     for name, rule in (("area_mm2", rules.interface_mm2_per_gbps), ("static_w", rules.interface_w_per_gbps)):
         stated = memory[name]["value"]
         memory[name] = (
-            _times(memory[name], ratio, f"bandwidth x {ratio:.4g}") if stated else _plus(memory[name], rule.value * gbps, f"an interface of {gbps:g} Gb/s: {rule.source}")
+            _times(memory[name], ratio, f"bandwidth x {ratio:.4g}")
+            if stated
+            else _plus(memory[name], rule.value * gbps, f"an interface of {gbps:g} Gb/s: {rule.source}")
         )
-
-

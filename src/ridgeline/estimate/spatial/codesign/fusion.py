@@ -21,12 +21,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ....target.array import Cores, SpatialArraySpec
-from ....workload.graph import Workload
+from ....target.array import OPERANDS, Cores, SpatialArraySpec
 from ..cost import Access, LayerCost, boundary_points
-from ..counts import Unrolled
+from ..counts import Blocks, Unrolled
 from ..latency import Refill, latency
-from ..network import HostOp, MappedOp, NetworkMapping
+from ..network import MappedOp, NetworkMapping
+
+Path = tuple[tuple[float, int], tuple[bool, ...], tuple["Spent", ...]]
+"""(energy, cycles) so far, which outputs were kept, what each layer took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +65,10 @@ def fuse(network: NetworkMapping, allowed: bool = True) -> Fused:
     layers = [Stage(layer, network.array) for layer in network.layers]
     open_to = links(network) if allowed else [False] * len(layers)
     leak_pj = network.array.static_w / network.array.clock_hz.value * 1e12  # a cycle
-    # output kept -> (energy, cycles), what was kept so far, what each layer takes
-    best: dict[bool, tuple[tuple[float, int], tuple[bool, ...], tuple[Spent, ...]]] = {False: ((0.0, 0), (), ())}
+    best: dict[bool, Path] = {False: ((0.0, 0), (), ())}  # by whether the last output is kept
     for place, stage in enumerate(layers):
         before = layers[place - 1] if place else None
-        reached: dict[bool, tuple[tuple[float, int], tuple[bool, ...], tuple[Spent, ...]]] = {}
+        reached: dict[bool, Path] = {}
         for kept_in, ((energy, cycles), kept, spent) in best.items():
             for kept_out in (False, True) if open_to[place] else (False,):
                 one = stage.spent(before.kept_bits if kept_in and before else 0, stage.kept_bits if kept_out else 0)
@@ -173,8 +174,8 @@ class Stage:
         return Unrolled(self.cost.layer, self.array, self.cost.plan.spatial)
 
     @cached_property
-    def _points(self) -> dict[str, list[dict[str, int]]]:
-        return {op: boundary_points(self._unrolled, self.cost.plan, op) for op in ("W", "I", "O")}  # type: ignore[misc]
+    def _points(self) -> dict[str, list[Blocks]]:
+        return {op: boundary_points(self._unrolled, self.cost.plan, op) for op in OPERANDS}
 
     def _leaves_once(self) -> bool:
         """Whether the outermost memory sees finished results only, each once."""
@@ -203,6 +204,3 @@ def _ports(cost: LayerCost, gone: Sequence[Access]) -> dict[str, int]:
     for access in gone:
         left[f"{access.memory}.{access.port}"] -= access.cycles
     return left
-
-
-__all__ = ["Fused", "HostOp", "Spent", "Stage", "Workload", "buffer_of", "fuse", "links"]

@@ -11,7 +11,7 @@ the exact mapper. How operand widths change a model's answers is not modelled: o
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -97,7 +97,7 @@ class DesignSpace(Spec):
 
     def choice(self, picks: Sequence[int]) -> Choice:
         """The chip at these places in the lists."""
-        values = {name: (getattr(self, name) or (None,))[pick] for name, pick in zip(PARAMETERS, picks, strict=True)}
+        values: dict[str, Any] = {name: (getattr(self, name) or (None,))[pick] for name, pick in zip(PARAMETERS, picks, strict=True)}
         return Choice(**values)
 
     def picks(self, number: int) -> tuple[int, ...]:
@@ -189,16 +189,20 @@ def check_space(space: DesignSpace, base: SpatialArraySpec) -> None:
     }
     for name, why in missing.items():
         if getattr(space, name) and why:
-            raise OptionError(f"{name} of the design space cannot vary on {base.name}", why=str(why), do="leave it out, or take another --base")
+            raise OptionError(
+                f"{name} of the design space cannot vary on {base.name}", why=str(why), do="leave it out, or take another --base"
+            )
     for flow in space.dataflow:
         if flow != "any" and flow not in base.dataflows:
             raise OptionError(
-                f"dataflow {flow!r} on {base.name}", why=f"its control runs {', '.join(base.dataflows)}", do="leave it out of the design space"
+                f"dataflow {flow!r} on {base.name}",
+                why=f"its control runs {', '.join(base.dataflows)}",
+                do="leave it out of the design space",
             )
 
 
 def default_space(base: SpatialArraySpec) -> DesignSpace:
-    """Half to double of what the base has, more to the small side for memories; one or two cores."""
+    """Half to double of what the base has, more to the small side for memories; widths, cores and batch stay."""
     parts = parts_of(base)
     axes = {name: axis_of(base, name) for name in AXIS_NAMES}
     wide = max(port.bits_per_cycle for port in base.memories[parts.outermost].ports.values())
@@ -212,7 +216,6 @@ def default_space(base: SpatialArraySpec) -> DesignSpace:
         buffer_bits=_around(shared, (0.25, 0.5, 1, 2)),
         bandwidth_bits=_around(wide, (0.5, 1, 2)),
         noc_bits=_around(base.noc.bits_per_cycle or 0, (0.5, 1, 2)),
-        cores=(Cores(count=1), Cores(count=2)),
     )
 
 
@@ -232,3 +235,8 @@ def _registers_around(base: SpatialArraySpec, parts: Parts) -> tuple[RegisterBit
     found = [{op: max(widths[op], int(room[op] * factor)) for op in OPERANDS} for factor in (1 / 16, 1 / 4, 1)]
     return tuple(RegisterBits(**bits) for place, bits in enumerate(found) if bits not in found[:place])
 
+
+def choice_from_json(data: Mapping[str, Any]) -> Choice:
+    """Read what `Choice.to_json` wrote."""
+    kinds = {"register_bits": RegisterBits, "precision": OperandBits, "cores": Cores}
+    return Choice(**{name: kinds[name](**value) if name in kinds else value for name, value in data.items()})

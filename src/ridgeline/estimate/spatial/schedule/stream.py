@@ -2,24 +2,27 @@
 
     Layer, SpatialArraySpec, MappingPlan ──stream──> (instructions, resources) ──schedule──> Timeline          [cycles]
 
-    step      one turn of the loops from the lowest refill of an operand's top on-chip memory upwards; what lies below is on chip
-      load X     a new tile comes down                   holds its port of the outermost memory, into a buffer X:0 or X:1
-      load O     partial sums come back, unless this is the tile's first visit
-      compute    the step's share of the on-chip time    holds the array; reads W, I and O, writes O
-      store O    results go up when the next O tile begins
-    fill      before the first step: the first tiles go on down to the PEs;  drain: after the last step, the last results come up
+    step         one turn of the loops from the lowest refill of an operand's top on-chip memory upwards; the rest lies on chip
+      load X       a new tile comes down, into buffer X:0 or X:1; holds the port of the outermost memory it passes
+      load O       partial sums come back, unless it is the tile's first visit
+      begin        the step's tiles are there, and the step before has ended
+      compute      the step's share of the on-chip time; holds the array, reads W, I and O, writes O
+      store O      results go up once their last step is done; holds the port they pass
+    fill, drain  between these and the multipliers: the first tiles on their way down, the last results on their way up
 
-Buffers are the registers that make instructions wait: two an operand where its refill hides (see `latency.Refill`), else one. A
+Buffers are the registers that make instructions wait: two an operand where its refill hides (`latency.Refill`), else one. A
 `stream` memory, which replaces words as they are used up, counts as two.
 
-stream X  an operand with no memory on chip: its words pass the port while the step runs, and the next step waits for the last
-          (`begin` marks where a step may start). So do operands whose refills are so many that walking them would take more than
-          MOST_INSTRUCTIONS: steps are then turns of a loop further out, and the label says how many refills they hold.
+stream X     an operand with no memory on chip passes its port while its step runs, and the next step waits for the rest of it.
+             So does one whose refills are so many that they would take more than MOST_INSTRUCTIONS: steps are then turns of a
+             loop further out, and the label says how many refills each stands for. (Where these do not hide, compute waits too.)
+bursts       Transfers are cut into pieces of at most an eighth of a mean step, so that a long load lets a short urgent one pass;
+             pieces are longer where they would take more than MOST_INSTRUCTIONS.
 
-A port's transfers are cut into bursts of at most an eighth of a mean step, so that a long load lets a short, urgent one pass;
-bursts are longer where there would be too many. All durations are exact: transfers are those of each tile, edges and padding
-included, and steps share the on-chip time by the cycles they compute. A load's result is there when the slower of both memories'
-ports and the network have passed it on, though only the outermost port is held; the other ports count in the on-chip time.
+Durations are those of each tile, edges and padding included; steps share the on-chip time by the cycles they compute, so all
+together hold the array for just that, and every port for at least its traffic. A tile is there when the slower of both memories'
+ports and the network have passed it on. Meanwhile the outermost port is held for its own part only, unless the port below
+serves nothing else; a port below that does counts in the on-chip time.
 """
 
 from __future__ import annotations
@@ -39,13 +42,14 @@ from .instructions import MOST_CYCLES, Instruction
 from .scheduler import Timeline, schedule
 
 MOST_INSTRUCTIONS = 200_000
+MOST_OF_A_STEP = 6  # begin, compute, and W, I, O down, O up
 BURSTS_A_STEP = 8
 ARRAY = "array"
 WINDOWS = (("P", "R"), ("Q", "S"))
 
-Pair = tuple[int, int]
 Tile = Mapping[str, int]
-"""Place of a tile along each dimension."""
+"""A whole number for each dimension."""
+Pair = tuple[int, int]
 
 
 def schedule_layer(layer: Layer, array: SpatialArraySpec, plan: MappingPlan) -> Timeline:
@@ -54,8 +58,8 @@ def schedule_layer(layer: Layer, array: SpatialArraySpec, plan: MappingPlan) -> 
 
 
 def stream(layer: Layer, array: SpatialArraySpec, plan: MappingPlan) -> tuple[tuple[Instruction, ...], dict[str, int]]:
-    """Instructions in program order, and one unit of each resource: the array and the outermost memory's ports."""
-    return _Program(layer, array, plan, evaluate(layer, array, plan)).write()
+    """Instructions in program order; one unit of each resource: the array and the outermost memory's ports."""
+    return _Program(evaluate(layer, array, plan), array).write()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +69,21 @@ class Transfer:
     port: str
     cycles: int
     later: int = 0
-    """Cycles from the port's last until the tile is there."""
+    """Cycles from the last one on the port until the tile is there, or its place free."""
 
 
 class _Sizes:
-    """(Elements read once for all, elements of the largest instance) of every tile of an operand."""
+    """Elements of every tile of an operand: (all that are moved, those of the busiest instance)."""
 
     def __init__(self, unrolled: Unrolled, operand: str, blocks: Tile, held_over: tuple[str, ...], slide: Slide | None) -> None:
         plain = ("B", "G", "C") if operand == "I" else RELEVANT[operand]
         self.plain = {dim: _lengths(unrolled, dim, blocks[dim], held_over) for dim in plain}
-        self.windows = [_rows(unrolled, which, blocks, held_over, slide) for which in (0, 1)] if operand == "I" else []
+        self.windows = {pair: _rows(unrolled, pair, blocks, held_over, slide) for pair in WINDOWS} if operand == "I" else {}
 
     def of(self, tile: Tile) -> Pair:
         pairs = [lengths[tile[dim]] for dim, lengths in self.plain.items()]
-        pairs += [rows.get((tile[out], tile[tap]), (0, 0)) for rows, (out, tap) in zip(self.windows, WINDOWS, strict=False)]
-        return prod(union for union, _ in pairs), prod(largest for _, largest in pairs)
+        pairs += [rows.get((tile[out], tile[tap]), (0, 0)) for (out, tap), rows in self.windows.items()]
+        return prod(moved for moved, _ in pairs), prod(busiest for _, busiest in pairs)
 
 
 def _lengths(unrolled: Unrolled, dim: str, block: int, held_over: tuple[str, ...]) -> list[Pair]:
@@ -88,80 +92,100 @@ def _lengths(unrolled: Unrolled, dim: str, block: int, held_over: tuple[str, ...
     return [(length, extents(length, block, pattern).largest) for length in lengths]
 
 
-def _rows(unrolled: Unrolled, which: int, blocks: Tile, held_over: tuple[str, ...], slide: Slide | None) -> dict[Pair, Pair]:
-    """Of each (output tile, tap tile): input rows that no instance holds yet. With `slide` a tile keeps what it shares with the last."""
-    layer, dims = unrolled.layer, WINDOWS[which]
-    stride, gap, pad, size = (values[which] for values in (layer.stride, layer.dilation, layer.padding, layer.input_size))
-    (_, out_groups), (_, tap_groups) = (lane_groups(unrolled.pattern(dim, held_over)) for dim in dims)
-    spans = [blocks[dim] * unrolled.lanes(dim) for dim in dims]
-    held: dict[Pair, dict[Pair, set[int]]] = {}
-    for out in range(layer.dims[dims[0]]):
-        for tap in range(layer.dims[dims[1]]):
-            if 0 <= (row := out * stride + tap * gap - pad) < size:
-                instance = out_groups[out % len(out_groups)], tap_groups[tap % len(tap_groups)]
-                held.setdefault((out // spans[0], tap // spans[1]), {}).setdefault(instance, set()).add(row)
+def _rows(unrolled: Unrolled, dims: tuple[str, str], blocks: Tile, held_over: tuple[str, ...], slide: Slide | None) -> dict[Pair, Pair]:
+    """Input rows of each (output tile, tap tile); with `slide`, those that the tile before it in its run does not hold."""
+    held = _rows_held(unrolled, dims, blocks, held_over)
+    along = dims.index(slide.dim) if slide and slide.dim in dims else None
     moved = {}
     for tile, instances in held.items():
-        along = dims.index(slide.dim) if slide and slide.dim in dims else None
         before: dict[Pair, set[int]] = {}
-        if along is not None and slide and tile[along] % slide.run:
+        if slide and along is not None and tile[along] % slide.run:
             before = held.get((tile[0] - (along == 0), tile[1] - (along == 1)), {})
         new = [rows - before.get(instance, set()) for instance, rows in instances.items()]
         moved[tile] = len(set().union(*new)), max(map(len, new))
     return moved
 
 
+def _rows_held(unrolled: Unrolled, dims: tuple[str, str], blocks: Tile, held_over: tuple[str, ...]) -> dict[Pair, dict[Pair, set[int]]]:
+    """{tile: {instance: rows}}, padding left out."""
+    layer, axis = unrolled.layer, WINDOWS.index(dims)
+    stride, gap, pad, size = layer.stride[axis], layer.dilation[axis], layer.padding[axis], layer.input_size[axis]
+    (_, out_groups), (_, tap_groups) = (lane_groups(unrolled.pattern(dim, held_over)) for dim in dims)
+    out_span, tap_span = (blocks[dim] * unrolled.lanes(dim) for dim in dims)
+    held: dict[Pair, dict[Pair, set[int]]] = {}
+    for out in range(layer.dims[dims[0]]):
+        for tap in range(layer.dims[dims[1]]):
+            if 0 <= (row := out * stride + tap * gap - pad) < size:
+                instance = out_groups[out % len(out_groups)], tap_groups[tap % len(tap_groups)]
+                held.setdefault((out // out_span, tap // tap_span), {}).setdefault(instance, set()).add(row)
+    return held
+
+
 class _Boundary:
     """One operand between the outermost memory and its top on-chip one."""
 
-    def __init__(self, unrolled: Unrolled, plan: MappingPlan, refill: Refill) -> None:
-        self.array, self.operand, self.refill = unrolled.array, refill.operand, refill
-        self.position = plan.refill_position(refill.operand, plan.cuts[refill.operand][-1])
+    def __init__(self, unrolled: Unrolled, plan: MappingPlan, refill: Refill, paced: frozenset[str]) -> None:
+        array, layer, operand = unrolled.array, unrolled.layer, refill.operand
+        self.array, self.operand, self.refill, self.paced = array, operand, refill, paced
+        self.position = plan.refill_position(operand, plan.cuts[operand][-1])
         self.blocks = {dim: plan.block(dim, self.position) for dim in DIMENSIONS}
         self.copies = 2 if refill.hidden else 1
-        ladder = unrolled.array.ladder(refill.operand)
-        self.above, self.below = ladder[-1], ladder[-2]
-        self.large, self.small = (unrolled.array.memories[name] for name in (self.above, self.below))
-        between = set(self.large.shared_over) - set(self.small.shared_over)
-        self.spreads = bool(between)
-        slide = sliding(unrolled.array, plan, refill.operand, len(ladder) - 1)
-        self.sizes = _Sizes(unrolled, refill.operand, self.blocks, self.small.shared_over, slide)
-        bits = unrolled.layer.bits
-        self.bits: int = getattr(bits, refill.operand)
-        finished = all(unrolled.layer.dims[d] <= self.blocks[d] * unrolled.lanes(d) for d in REDUCTION)
-        added = any(d in REDUCTION and f > 1 for axis in between for d, f in unrolled.spatial.get(axis, ()))
-        self.up_bits = bits.F if finished else bits.O
-        self.leaving_bits = bits.O if added else self.up_bits
-        self.lanes = {dim: unrolled.lanes(dim) for dim in DIMENSIONS}
+        self.below, self.above = array.ladder(operand)[-2:]
+        self.between = set(array.memories[self.above].shared_over) - set(array.memories[self.below].shared_over)
+        slide = sliding(array, plan, operand, len(array.ladder(operand)) - 1)
+        self.sizes = _Sizes(unrolled, operand, self.blocks, array.memories[self.below].shared_over, slide)
+        self.bits: int = getattr(layer.bits, operand)
+        finished = all(layer.dims[d] <= self.blocks[d] * unrolled.lanes(d) for d in REDUCTION)
+        added = any(d in REDUCTION and f > 1 for axis in self.between for d, f in plan.spatial.get(axis, ()))
+        self.up_bits = layer.bits.F if finished else layer.bits.O
+        self.leaving_bits = layer.bits.O if added else self.up_bits  # sums still to be added to others on the way
 
-    def tile(self, begins: Tile) -> dict[str, int]:
+    def tile(self, begins: Tile) -> Tile:
         return {dim: begin // self.blocks[dim] for dim, begin in begins.items()}
 
     def load(self, begins: Tile) -> Transfer:
-        return self._transfer(begins, "rd_down", "wr_down", self.bits, self.bits)
+        asked = max(0, self.array.memories[self.above].latency_cycles - 1)  # a write waits for no answer
+        return self._transfer(begins, ("rd_down", "wr_down"), self.bits, self.bits, asked)
 
     def store(self, begins: Tile) -> Transfer:
-        return self._transfer(begins, "wr_up", "rd_up", self.up_bits, self.leaving_bits)
+        return self._transfer(begins, ("wr_up", "rd_up"), self.up_bits, self.leaving_bits, 0)
 
-    def _transfer(self, begins: Tile, outer: str, inner: str, bits: int, inner_bits: int) -> Transfer:
-        union, largest = self.sizes.of(self.tile(begins))
-        name = self.large.port_of(self.operand, outer)
-        cycles = _port_cycles(self.large.ports[name], union * bits)
-        others = _port_cycles(self.small.ports[self.small.port_of(self.operand, inner)], largest * inner_bits)
-        if self.spreads:
-            others = max(others, self._network(union * bits))
-        asked = max(0, self.large.latency_cycles - 1) if outer == "rd_down" else 0  # a write waits for no answer
-        return Transfer(f"{self.above}.{name}", cycles, max(0, others - cycles) + asked)
+    def _transfer(self, begins: Tile, ways: tuple[str, str], bits: int, below_bits: int, asked: int) -> Transfer:
+        moved, busiest = self.sizes.of(self.tile(begins))
+        (name, port), (name_below, port_below) = self._port(self.above, ways[0]), self._port(self.below, ways[1])
+        cycles, below = _port_cycles(port, moved * bits), _port_cycles(port_below, busiest * below_bits)
+        if name_below in self.paced:
+            cycles = max(cycles, below)
+        return Transfer(name, cycles, max(0, below - cycles, self._network(moved * bits) - cycles) + asked)
+
+    def _port(self, memory: str, way: str) -> tuple[str, Port]:
+        name = self.array.memories[memory].port_of(self.operand, way)
+        return f"{memory}.{name}", self.array.memories[memory].ports[name]
 
     def _network(self, bits: int) -> int:
-        if self.array.systolic:
+        if not self.between:
+            return 0
+        if self.array.systolic:  # shifted in row by row, all rows whether used or not; results leave with the skew of the grid
             return 0 if self.operand == "O" else next(iter(self.array.axes.values()))
-        width = self.array.noc.bits_per_cycle
-        return -(-bits // width) if width else 0
+        return -(-bits // self.array.noc.bits_per_cycle) if self.array.noc.bits_per_cycle else 0
 
 
 def _port_cycles(port: Port, bits: int) -> int:
-    return -(-(-(-bits // port.granule)) // (port.bits_per_cycle // port.granule))
+    words = -(-bits // port.granule)
+    return -(-words // (port.bits_per_cycle // port.granule))
+
+
+def _paced_ports(cost: LayerCost, array: SpatialArraySpec) -> frozenset[str]:
+    """On-chip ports that carry nothing but what passes one port of the outermost memory."""
+    partners: dict[str, set[str]] = {}
+    for access in cost.accesses:
+        below, above = ("", *array.ladder(access.operand))[-2:]
+        if access.cycles and access.memory != above:
+            ways = {"wr_down": "rd_down", "rd_up": "wr_up"}
+            crosses = access.memory == below and access.direction in ways
+            partner = array.memories[above].port_of(access.operand, ways[access.direction]) if crosses else ""
+            partners.setdefault(f"{access.memory}.{access.port}", set()).add(partner)
+    return frozenset(name for name, found in partners.items() if len(found) == 1 and "" not in found)
 
 
 class _Share:
@@ -178,47 +202,48 @@ class _Share:
 class _Program:
     """Writes the instructions of one layer."""
 
-    def __init__(self, layer: Layer, array: SpatialArraySpec, plan: MappingPlan, cost: LayerCost) -> None:
-        self.layer, self.array, self.plan, self.cost = layer, array, plan, cost
-        self.unrolled = Unrolled(layer, array, plan.spatial)
+    def __init__(self, cost: LayerCost, array: SpatialArraySpec) -> None:
+        self.cost, self.array, self.layer, self.plan = cost, array, cost.layer, cost.plan
+        self.unrolled = Unrolled(self.layer, array, self.plan.spatial)
         self.outermost = list(array.memories)[-1]
-        tops = {op: array.ladder(op)[-2] for op in OPERANDS if len(array.ladder(op)) > 1}
-        rows = {row.operand: row for row in cost.refills if tops.get(row.operand) == row.memory}
-        found = {op: _Boundary(self.unrolled, plan, row) for op, row in rows.items()}
-        self.position = self._walk_from(found)
-        self.walked = {op: b for op, b in found.items() if b.position >= self.position}
-        self.merged = {op: b for op, b in found.items() if b.position < self.position}
+        self.tops = {row.operand: row for row in cost.refills if row.memory == array.ladder(row.operand)[-2]}
+        self.position = self._walk_from()
         self.steps = self._count(self.position)
-        self.instructions: list[Instruction] = []
-        step, traffic = cost.latency.on_chip / self.steps, sum(a.cycles for a in cost.accesses if a.memory == self.outermost)
-        self.burst = int(max(1, -(-step // BURSTS_A_STEP), -(-2 * traffic // MOST_INSTRUCTIONS)))
+        paced = _paced_ports(cost, array)
+        self.walked = {
+            op: _Boundary(self.unrolled, self.plan, row, paced) for op, row in self.tops.items() if self._refilled_at(op) >= self.position
+        }
+        outside = [a for a in cost.accesses if a.memory == self.outermost]
         compute = cost.latency.compute
         self.on_chip = _Share(cost.latency.on_chip, compute)
-        self.streams = [
-            (a.operand, a.direction, f"{self.outermost}.{a.port}", _Share(a.cycles, compute))
-            for a in cost.accesses
-            if a.memory == self.outermost and a.operand not in self.walked and a.cycles
-        ]
+        self.streams = {
+            a: (f"{self.outermost}.{a.port}", _Share(a.cycles, compute)) for a in outside if a.operand not in self.walked and a.cycles
+        }
+        traffic = sum(a.cycles for a in outside) + sum(cost.port_cycles[name] for name in paced)
+        mean_step = cost.latency.on_chip // self.steps
+        self.burst = max(1, -(-mean_step // BURSTS_A_STEP), -(-2 * traffic // MOST_INSTRUCTIONS))
+        self.instructions: list[Instruction] = []
+
+    def _refilled_at(self, operand: str) -> int:
+        return self.plan.refill_position(operand, self.plan.cuts[operand][-1])
 
     def _count(self, position: int) -> int:
-        """Steps, if they are turns of the loops from `position` on."""
+        """Turns of the loops from `position` on."""
         return prod(-(-size // (self.plan.block(d, position) * self.unrolled.lanes(d))) for d, size in self.layer.dims.items())
 
-    def _walk_from(self, found: Mapping[str, _Boundary]) -> int:
-        """The lowest refill, or as near above it as the number of instructions allows."""
-        position = min((b.position for b in found.values()), default=len(self.plan.loops))
-        while 8 * self._count(position) > MOST_INSTRUCTIONS and position < len(self.plan.loops):
+    def _walk_from(self) -> int:
+        """The lowest refill, or as near above it as the number of instructions allows: half of them for bursts."""
+        position = min(map(self._refilled_at, self.tops), default=len(self.plan.loops))
+        while 2 * MOST_OF_A_STEP * self._count(position) > MOST_INSTRUCTIONS:
             position += 1
         return position
 
     def write(self) -> tuple[tuple[Instruction, ...], dict[str, int]]:
-        buffers = {op: f"{op}:0" for op in OPERANDS}
-        visits = dict.fromkeys(OPERANDS, -1)
-        output = self.walked.get("O")
-        leaving: Tile | None = None
+        buffers, visits = {op: f"{op}:0" for op in OPERANDS}, dict.fromkeys(OPERANDS, -1)
+        last: Tile = {}
         for number, (begins, advanced) in enumerate(self._walk()):
-            if output and leaving is not None and advanced >= output.position:
-                self._store(output, leaving, buffers["O"])
+            if number and "O" in self.walked and advanced >= self.walked["O"].position:
+                self._store(last, buffers["O"], visits["O"])
             for op, boundary in self.walked.items():
                 if advanced >= boundary.position:
                     visits[op] += 1
@@ -227,23 +252,24 @@ class _Program:
             if number == 0:
                 self._fill(buffers)
             self._compute(number, begins, buffers)
-            leaving = begins
+            last = begins
         self._drain(buffers["O"])
-        if output and leaving is not None:
-            self._store(output, leaving, buffers["O"])
-        ports = sorted({it.resource for it in self.instructions if it.resource} - {ARRAY})
-        return tuple(self.instructions), {ARRAY: 1, **dict.fromkeys(ports, 1)}
+        if "O" in self.walked:
+            self._store(last, buffers["O"], visits["O"])
+        ports = [f"{self.outermost}.{name}" for name in self.array.memories[self.outermost].ports]
+        used = {it.resource for it in self.instructions}
+        return tuple(self.instructions), {ARRAY: 1, **{name: 1 for name in ports if name in used}}
 
     def _walk(self) -> Iterator[tuple[Tile, int]]:
-        """(Time index every dimension begins at, highest loop that advanced) of each step; the first advances them all."""
+        """(Time index every dimension begins at, highest loop that advanced) of each step; to the first, all have."""
         loops, position = self.plan.loops, self.position
         weights = [self.plan.block(dim, place) for place, (dim, _) in enumerate(loops)]
         ends = {dim: -(-size // self.unrolled.lanes(dim)) for dim, size in self.layer.dims.items()}
-        begins = dict.fromkeys(DIMENSIONS, 0)
-        digits = [0] * len(loops)
-        advanced = len(loops)
-        while True:
+        begins, digits = dict.fromkeys(DIMENSIONS, 0), [0] * len(loops)
+        advanced: int | None = len(loops)
+        while advanced is not None:
             yield dict(begins), advanced
+            advanced = None
             for place in range(position, len(loops)):
                 dim, factor = loops[place]
                 if digits[place] + 1 < factor and begins[dim] + weights[place] < ends[dim]:
@@ -253,40 +279,40 @@ class _Program:
                     break
                 begins[dim] -= digits[place] * weights[place]
                 digits[place] = 0
-            else:
-                return
 
     def _load(self, boundary: _Boundary, begins: Tile, buffer: str, visit: int) -> None:
-        op, sources = boundary.operand, ()
-        if op == "O":
-            tile = boundary.tile(begins)
+        opcode, tile = f"load {boundary.operand}", boundary.tile(begins)
+        sources: tuple[str, ...] = ()
+        if boundary.operand == "O":
             if not any(tile[dim] for dim in REDUCTION):
                 return  # sums start from zero
             sources = (self._home(tile),)
-        self._move(f"load {op}", boundary.load(begins), sources, buffer, f"{op} {visit}")
+        self._move(opcode, boundary.load(begins), sources, buffer, f"{opcode} {visit}")
 
-    def _store(self, boundary: _Boundary, begins: Tile, buffer: str) -> None:
-        home = self._home(boundary.tile(begins))
-        self._move("store O", boundary.store(begins), (buffer,), home, home)
+    def _store(self, begins: Tile, buffer: str, visit: int) -> None:
+        boundary = self.walked["O"]
+        self._move("store O", boundary.store(begins), (buffer,), self._home(boundary.tile(begins)), f"store O {visit}")
 
     def _home(self, tile: Tile) -> str:
         return f"{self.outermost} O[{','.join(str(tile[dim]) for dim in RELEVANT['O'])}]"
 
     def _move(self, opcode: str, move: Transfer, sources: tuple[str, ...], destination: str | None, label: str) -> None:
-        left = move.cycles
-        while left > 0:
-            cycles = min(left, self.burst)
-            left -= cycles
-            latency = cycles + (0 if left else move.later)
-            self.instructions.append(Instruction(opcode, sources, destination, latency, move.port, cycles, f"{opcode} {label}"))
+        bursts = -(-move.cycles // self.burst)
+        rest = move.cycles - (bursts - 1) * self.burst
+        for place in range(1, bursts + 1):
+            # Only the last burst's result is waited for. The others' come a cycle before the next one's, where that can be: then no lag
+            # lies between them, and a burst is as urgent as its load, however many bursts are behind it.
+            latency = max(0, rest + move.later - (bursts - place))
+            held = rest if place == bursts else self.burst
+            self.instructions.append(Instruction(opcode, sources, destination, latency, move.port, held, label))
 
     def _fill(self, buffers: Mapping[str, str]) -> None:
         first: dict[str, int] = {}
-        for row in (b.refill for op, b in self.walked.items() if op != "O"):
+        for row in (boundary.refill for op, boundary in self.walked.items() if op != "O"):
             first[row.port] = first.get(row.port, 0) + row.cycles_each
         cycles = self.cost.latency.fill - max(first.values(), default=0)
         if cycles > 0:
-            self.instructions.append(Instruction("fill", (buffers["W"], buffers["I"]), "on chip", cycles, label="first fill"))
+            self.instructions.append(Instruction("fill", (buffers["W"], buffers["I"]), "filled", cycles, label="first fill"))
 
     def _drain(self, buffer: str) -> None:
         stored = self.walked["O"].refill.cycles_each if "O" in self.walked else 0
@@ -295,19 +321,25 @@ class _Program:
             self.instructions.append(Instruction("drain", (buffer,), buffer, cycles, label="last drain"))
 
     def _compute(self, number: int, begins: Tile, buffers: Mapping[str, str]) -> None:
-        part = prod(min(self.plan.block(d, self.position), -(-self.layer.dims[d] // self.unrolled.lanes(d)) - begins[d]) for d in DIMENSIONS)
-        sources = tuple(buffers[op] for op in OPERANDS) + ("on chip",)
-        if self.streams:
-            self.instructions.append(Instruction("begin", sources, "step", 0))
-            sources += ("step",)
-        for op, direction, port, share in self.streams:
-            hides = op not in self.merged or self.merged[op].copies == 2
-            destination = None if hides else f"{op} {direction}"
-            if destination:
-                sources += (destination,)
-            self._move(f"stream {op}", Transfer(port, share.take(part)), ("step",), destination, f"{number}")
+        part = prod(self._length(dim, begin) for dim, begin in begins.items())
+        sources = (*buffers.values(), "filled")
+        self.instructions.append(Instruction("begin", sources, "step", 0, label=f"begin {number}"))
+        sources += ("step",)
+        for access, (port, share) in self.streams.items():
+            row = self.tops.get(access.operand)
+            waits = f"{access.operand} {access.direction}" if row and not row.hidden else None
+            sources += (waits,) if waits else ()
+            stands_for = f", {row.events / self.steps:,.3g} refills" if row else ""
+            opcode = f"stream {access.operand}"
+            self._move(opcode, Transfer(port, share.take(part)), ("step",), waits, f"{opcode} {number}{stands_for}")
         left = self.on_chip.take(part)
         while left > 0:
             cycles = min(left, MOST_CYCLES)
             left -= cycles
-            self.instructions.append(Instruction("compute", sources, buffers["O"], cycles, ARRAY, label=f"step {number}"))
+            self.instructions.append(
+                Instruction("compute", sources, buffers["O"], cycles, ARRAY, label=f"compute {number + 1}/{self.steps}")
+            )
+
+    def _length(self, dim: str, begin: int) -> int:
+        """Cycles of a dimension's loops in the step that begins there."""
+        return min(self.plan.block(dim, self.position), -(-self.layer.dims[dim] // self.unrolled.lanes(dim)) - begin)
