@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 from math import prod
 
 import numpy as np
@@ -34,6 +33,8 @@ Blocks = Mapping[str, Array]
 AXIS = {d: i for i, d in enumerate(DIMENSIONS)}
 RANK = len(DIMENSIONS)
 NONE: Array = np.zeros((1,) * RANK, np.int64)
+ONE: Array = np.ones((1,) * RANK, np.int64)
+SINGLE: Array = np.ones((1,) * (RANK + 1), np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +166,10 @@ def _words(elements: Array, bits: Array, granule: int) -> Array:
 
 def _sum_over(factors: list[Factor], steps: bool, measure: Callable[[Array], Array]) -> Array:
     """Sum of `measure(product of sizes)` over all combinations of sizes, each as often as it occurs."""
-    sizes, often = np.ones((1,) * (RANK + 1), np.int64), np.ones((1,) * (RANK + 1), np.int64)
+    sizes = often = SINGLE
     for factor in factors:
         values, counts = (factor.step_values, factor.step_counts) if steps else (factor.values, factor.counts)
-        sizes, often = _combine(sizes, values), _combine(often, counts)
+        sizes, often = (values, counts) if sizes is SINGLE else (_combine(sizes, values), _combine(often, counts))
     weighted = measure(sizes) * often
     return weighted[..., 0] if weighted.shape[-1] == 1 else weighted.sum(axis=-1)
 
@@ -181,7 +182,10 @@ def _combine(a: Array, b: Array) -> Array:
 
 
 def _product(arrays: Iterable[Array]) -> Array:
-    return reduce(np.multiply, arrays, np.ones((1,) * RANK, np.int64))
+    product = ONE
+    for array in arrays:
+        product = array if product is ONE else product * array
+    return product
 
 
 def _place(values: Array, axis: int) -> Array:

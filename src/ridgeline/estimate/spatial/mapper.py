@@ -32,6 +32,7 @@ OBJECTIVES = ("edp", "energy", "latency")
 OPTIMAL_WITHIN = 1e-9
 FASTER_ROUNDS = 2
 ALSO_FRUGAL = 6
+"""Unrollings whose mapping of least energy is looked at when the objective is another."""
 ENERGY_LIMIT = 60
 TIMED_LIMIT = {"edp": 12, "latency": 24}
 """Unrollings solved for energy, and then for time, when the objective is not energy alone; the others keep their bounds."""
@@ -145,7 +146,7 @@ class _Incumbent:
             plan, value = tilings.solve(_costs(tilings, lambda cut: cut.energy_pj), bound=self.value / cycles - fixed)
             energy = max(energy, value + fixed)
             bound = max(bound, energy * cycles)
-            if plan is not None:
+            if plan is not None and (self.objective == "energy" or self.solved <= ALSO_FRUGAL):
                 self.offer(evaluate(tilings.layer, tilings.array, plan))
         if self.objective == "energy" or bound >= self.value:
             self.bounds.append(bound)
