@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -39,3 +40,64 @@ def test_navigation_and_pictures_exist() -> None:
         base = ROOT / text
         for link in re.findall(r"\]\(([^)#:]+)\)", base.read_text()):
             assert (base.parent / link).exists(), f"{text}: {link}"
+
+
+def results(name: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
+    assert {"schema", "machine", "versions", "commit", "command", "rows"} <= set(data) and re.fullmatch(r"[0-9a-f]{40}", data["commit"])
+    return data
+
+
+def search_summary() -> dict[tuple[str, str], str]:
+    """The page's table of search times: one line an array and objective."""
+    rows = [row for row in results("npu-search-cpu")["rows"] if row["layer"] != "all"]
+    lines = {}
+    for target, objective in dict.fromkeys((row["target"], row["objective"]) for row in rows):
+        chosen = [row for row in rows if (row["target"], row["objective"]) == (target, objective)]
+        cpu = [row["cpu_s"] for row in chosen]
+        best = sum(row["optimal_within_space"] for row in chosen)
+        times = f"{sum(cpu) / len(cpu):.2f} s | {max(cpu):.2f} s"
+        lines[target, objective] = f"| {target} | {objective} | {times} | {best} of {len(chosen)} | {max(row['gap'] for row in chosen):.0%} |"
+    return lines
+
+
+def test_npu_page_equals_its_search_results() -> None:
+    page, readme = (ROOT / "docs" / "npu.md").read_text(), (ROOT / "README.md").read_text()
+    for line in search_summary().values():
+        assert line in page, line
+    rows = results("npu-search-cpu")["rows"]
+    for row in rows:
+        if row["layer"] == "all":
+            assert f"| {row['model']}, {row['layers']} layers | {row['target']} | {row['objective']} | {row['cpu_s']:.1f} s |" in page
+        elif row["objective"] == "energy" and row["zigzag_energy_pj"]:
+            assert row["energy_pj"] <= row["zigzag_energy_pj"]
+            both = f"{row['zigzag_energy_pj'] / 1e6:.1f} µJ | {row['energy_pj'] / 1e6:.1f} µJ"
+            assert f"| {row['layer']} | {row['target']} | {both} | {row['energy_pj'] / row['zigzag_energy_pj'] - 1:+.1%} |" in page
+    layers = [row["cpu_s"] for row in rows if row["layer"] != "all" and row["objective"] == "energy"]
+    assert f"{sum(layers) / len(layers):.2f} CPU s a layer" in readme
+
+
+def test_npu_search_holds_its_bars() -> None:
+    rows = results("npu-search-cpu")["rows"]
+    for target in ("tpu-like", "eyeriss-like"):
+        for objective in ("energy", "edp", "latency"):
+            cpu = [r["cpu_s"] for r in rows if (r["target"], r["objective"]) == (target, objective) and r["layer"] != "all"]
+            assert len(cpu) == 12 and sum(cpu) / len(cpu) < 1.0
+        assert all(r["cpu_s"] < 30 for r in rows if r["layer"] == "all" and r["target"] == target)
+
+
+def test_npu_page_equals_its_silicon_results() -> None:
+    page = (ROOT / "docs" / "npu.md").read_text()
+    for row in results("npu-silicon-eyeriss")["rows"]:
+        assert abs(row["error"]) <= 0.10
+        times = f"{row['measured_ms']:.1f} ms | {row['modelled_ms']:.2f} ms | {row['error']:+.1%} | {row['computing_ms']:.2f} ms"
+        assert f"| {row['layer']} | {times} | {row['passes']} |" in page
+
+
+def test_npu_page_equals_its_lowering_results() -> None:
+    page = (ROOT / "docs" / "npu.md").read_text()
+    rows = [row for row in results("npu-lowering-cpu")["rows"] if row["nest"] == "recommended"]
+    assert any("256 to 256" in row["layer"] for row in rows)
+    for row in rows:
+        assert f"| {row['layer']} | {row['speedup']:.1f}x |" in page
+        assert row["speedup"] >= 5 or "256 to 256" not in row["layer"]

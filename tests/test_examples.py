@@ -12,6 +12,7 @@ from tests.support import ROOT
 EXPECTED = {
     "analyze_module.py": "bottleneck",
     "profile_regions.py": "normalise",
+    "map_layer.py": "the loops in C differ from torch by",
     "own_target.py": "conv1: 118.0 µs of arithmetic, 1.93 µs of memory, compute binds",
 }
 
