@@ -57,7 +57,9 @@ def search_summary() -> dict[tuple[str, str], str]:
         cpu = [row["cpu_s"] for row in chosen]
         best = sum(row["optimal_within_space"] for row in chosen)
         times = f"{sum(cpu) / len(cpu):.2f} s | {max(cpu):.2f} s"
-        lines[target, objective] = f"| {target} | {objective} | {times} | {best} of {len(chosen)} | {max(row['gap'] for row in chosen):.0%} |"
+        lines[target, objective] = (
+            f"| {target} | {objective} | {times} | {best} of {len(chosen)} | {max(row['gap'] for row in chosen):.0%} |"
+        )
     return lines
 
 

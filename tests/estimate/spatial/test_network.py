@@ -94,7 +94,7 @@ def test_host_time_is_the_longer_of_work_and_traffic() -> None:
     (op,) = network.host
     assert op.seconds == pytest.approx(1e-6)
     assert op.energy_pj == pytest.approx(1000 * 3 + 2000 * 5)
-    network = map_layers(workload(busy), array(bits={"F": 32}))
+    network = map_layers(workload(busy), array(bits={"O": 32, "F": 32}))
     assert network.host[0].seconds == pytest.approx(4e-6)
     assert (network.cycles, network.utilisation, network.seconds) == (0, 0.0, pytest.approx(4e-6))
 

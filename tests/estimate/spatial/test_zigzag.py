@@ -380,8 +380,8 @@ def test_zigzag_planted_widths_are_seen() -> None:
     result = packaged("eyeriss_like__alexnet", "conv3")
     stored = stored_words(result)
     layer, spatial, temporal = read_result(result.row, result.array)
-    for operand in ("W", "I", "O", "F"):
-        bits = OperandBits.model_validate(layer.bits.model_dump() | {operand: 48})
+    for operand, width in (("W", 48), ("I", 48), ("O", 48), ("F", layer.bits.O)):
+        bits = OperandBits.model_validate(layer.bits.model_dump() | {operand: width})
         wide = Layer(layer.name, layer.dims, layer.stride, layer.dilation, layer.padding, layer.input_size, bits)
         assert dict(replay(wide, result.array, spatial, temporal).words) != stored, operand
     assert prod(layer.dims.values()) == result.row["macs"]

@@ -57,7 +57,9 @@ def _of_dataflow(layer: Layer, array: SpatialArraySpec, dataflow: str) -> list[U
         for loops in chosen:
             for dim, factor in loops:
                 lanes[dim] = lanes.get(dim, 1) * factor
-        if any(lanes[d] > layer.dims[d] for d in lanes) or (dataflow == "rs" and not _row_stationary(layer, chosen)):
+        if any(lanes[d] > layer.dims[d] for d in lanes) or (
+            dataflow == "rs" and not _row_stationary(layer, chosen, list(array.axes.values()))
+        ):
             continue
         cycles = prod(-(-size // lanes.get(d, 1)) for d, size in layer.dims.items())
         reuse = tuple(prod(f for d, f in lanes.items() if d not in RELEVANT[op]) for op in OPERANDS)
@@ -92,10 +94,11 @@ def even_share(size: int, lanes: int) -> int:
     return -(-size // -(-size // lanes))
 
 
-def _row_stationary(layer: Layer, chosen: Iterable[tuple[Loop, ...]]) -> bool:
-    """Filter rows whole along one axis, output rows along another."""
+def _row_stationary(layer: Layer, chosen: Iterable[tuple[Loop, ...]], sizes: list[int]) -> bool:
+    """Filter rows along one axis, whole or, where they are more than it has PEs, in the fewest folds; output rows along another."""
     axes = [dict(loops) for loops in chosen]
-    rows = [i for i, loops in enumerate(axes) if loops.get("R", 1) == layer.dims["R"]] if layer.dims["R"] > 1 else list(range(len(axes)))
+    rows = [i for i, loops in enumerate(axes) if loops.get("R", 1) == even_share(layer.dims["R"], sizes[i])]
+    rows = rows if layer.dims["R"] > 1 else list(range(len(axes)))
     outs = [i for i, loops in enumerate(axes) if loops.get("P", 1) > 1] if layer.dims["P"] > 1 else list(range(len(axes)))
     return any(i != j for i in rows for j in outs) if len(axes) > 1 else bool(rows and outs)
 
