@@ -59,7 +59,7 @@ def two_private_sums(array: SpatialArraySpec) -> bool:
     return sum(set(array.memories[name].shared_over) < set(array.axes) for name in array.ladder("O")) > 1
 
 
-def compare(problem: Problem) -> None:
+def assert_least_energy(problem: Problem) -> None:
     """The search finds the least energy there is, or says how much less there might be."""
     best, best_plan = exhaustive(problem)
     plan, bound = solved(problem)
@@ -78,7 +78,7 @@ PROBLEMS = [*problems(full_or_tenth(250)), *problems(full_or_tenth(80), returnin
 
 @pytest.mark.parametrize("number", range(len(PROBLEMS)))
 def test_search_finds_the_least_energy_of_an_unrolling(number: int) -> None:
-    compare(PROBLEMS[number])
+    assert_least_energy(PROBLEMS[number])
 
 
 def test_taking_operands_apart_changes_nothing() -> None:
@@ -125,7 +125,7 @@ def test_planted_error_in_the_search_is_caught(error: str, monkeypatch: pytest.M
         monkeypatch.setattr(chain, "_running_minimum", lambda values: values.copy())
     with pytest.raises((AssertionError, InfeasibleMappingError, StopIteration)):
         for problem in PROBLEMS:
-            compare(problem)
+            assert_least_energy(problem)
 
 
 STREAMING = list(problems(full_or_tenth(80), refills=("stream",)))
