@@ -11,6 +11,7 @@ that a mapping once found is no slower on the better array, and that the bound s
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -159,6 +160,7 @@ def test_bounds_are_below_and_optimal_means_equal(objective: str) -> None:
     for problem in searches(full_or_tenth(150)):
         found = map_layer(problem.layer, problem.array, "any", objective)
         value = found.cost.objective(objective)
+        json.dumps(found.to_json(), allow_nan=False)  # plain numbers, whatever they were computed with
         assert 0 < found.lower_bound <= value * (1 + EXACT)
         assert found.optimal == (found.lower_bound >= value * (1 - EXACT))
         assert found.gap == pytest.approx(max(0.0, 1 - found.lower_bound / value))

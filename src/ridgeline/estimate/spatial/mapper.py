@@ -116,7 +116,8 @@ def _search(key: _Key) -> Mapped:
     search.solve_time()
     if search.best is None:
         raise _infeasible(layer, array)
-    return Mapped(search.best, key.objective, key.dataflow, min([search.value, *search.bounds]), len(candidates), search.solved)
+    lowest = float(min([search.value, *search.bounds]))
+    return Mapped(search.best, key.objective, key.dataflow, lowest, len(candidates), search.solved)
 
 
 class _Incumbent:
