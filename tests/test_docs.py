@@ -94,6 +94,8 @@ def test_npu_page_equals_its_silicon_results() -> None:
         assert abs(row["error"]) <= 0.10
         times = f"{row['measured_ms']:.1f} ms | {row['modelled_ms']:.2f} ms | {row['error']:+.1%} | {row['computing_ms']:.2f} ms"
         assert f"| {row['layer']} | {times} | {row['passes']} |" in page
+    worst = max(abs(row["error"]) for row in results("npu-silicon-eyeriss")["rows"])
+    assert f"processing time within {worst:.1%} of the chip" in (ROOT / "README.md").read_text()
 
 
 def test_npu_page_equals_its_lowering_results() -> None:
@@ -103,3 +105,10 @@ def test_npu_page_equals_its_lowering_results() -> None:
     for row in rows:
         assert f"| {row['layer']} | {row['speedup']:.1f}x |" in page
         assert row["speedup"] >= 5 or "256 to 256" not in row["layer"]
+
+
+def test_npu_page_equals_its_schedule_results() -> None:
+    page = (ROOT / "docs" / "npu.md").read_text()
+    hidden = [abs(row["difference"]) for row in results("npu-schedule-model")["rows"] if row["refills_hide"]]
+    near = sum(difference <= 0.01 for difference in hidden)
+    assert f"of {len(hidden)} mappings whose refills hide, {near} within 1 %, the worst {max(hidden) * 100:.1f} % apart" in page
