@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper
 
-from ridgeline.cli.main import main
-
 TINY = """
 version = 1
 kind = "processor"
@@ -23,26 +21,6 @@ float16 = 2e12
 bandwidth_bps = 1e12
 capacity_bytes = 80e9
 """
-
-
-class Run:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> object:
-    def call(*args: str) -> Run:
-        monkeypatch.setattr(sys, "argv", ["ridgeline", *map(str, args)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return Run(code, captured.out, captured.err)
-
-    return call
 
 
 @pytest.fixture

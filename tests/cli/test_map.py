@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ridgeline.cli.main import main
 from ridgeline.cli.map import map_model
 from ridgeline.target.load import load_array
 from tests.estimate.spatial.nets import ARRAY, NET, mapped
@@ -26,27 +24,6 @@ bandwidth_bps = 1e12
 capacity_bytes = 80e9
 """
 LAYER_FIELDS = {"layer", "energy_pj", "cycles", "utilisation", "mapping", "accesses", "lower_bound", "bottleneck"}
-
-
-class Run:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    def call(*args: object) -> Run:
-        monkeypatch.setattr(sys, "argv", ["ridgeline", *map(str, args)])
-        monkeypatch.setenv("COLUMNS", "160")
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return Run(code, captured.out, captured.err)
-
-    return call
 
 
 @pytest.fixture
