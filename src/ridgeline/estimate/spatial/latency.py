@@ -95,7 +95,10 @@ def latency(unrolled: Unrolled, points: Points, rows: tuple[Refill, ...], ports:
     drain -= _last_is_smaller(unrolled, points, rows)
     paced = paced_ports(top, ports)
     on_chip = max([compute + inner_waits, *(c for name, c in ports.items() if not name.startswith(outermost) and name not in paced)])
-    outside = [_outside(row, paced, _returning(unrolled, points) if row.operand == "O" else 1.0) for row in top]
+    outside = [
+        _outside(row, paced, _returning(unrolled, points) if row.operand == "O" else 1.0, _tile_sizes(unrolled, points, row.operand))
+        for row in top
+    ]
     streams = {name: float(c) for name, c in ports.items() if name.startswith(outermost)}  # what goes straight to the PEs
     first: dict[str, float] = {}
     for row in top:
@@ -119,7 +122,7 @@ def paced_ports(top: tuple[Refill, ...], ports: Mapping[str, int]) -> set[str]:
     return {name for name, found in partners.items() if len(found) == 1 and cycles[name] == ports.get(name)}
 
 
-def _outside(row: Refill, paced: set[str], returning: float) -> Outside:
+def _outside(row: Refill, paced: set[str], returning: float, sizes: tuple[tuple[float, float], ...]) -> Outside:
     shares = (returning, 1.0)[: len(row.moves)]
     means = []
     for moves, share in zip(row.moves, shares, strict=True):
@@ -127,7 +130,21 @@ def _outside(row: Refill, paced: set[str], returning: float) -> Outside:
         often = row.events * share
         later = moves.later_cycles - (held - moves.above_cycles) / often if often else 0.0  # what is held is not waited for again
         means.append(Way(moves.above, held / often if often else 0.0, max(0.0, later)))
-    return Outside(row.operand, row.events, row.hidden, returning, means[0], means[1] if row.operand == "O" else None)
+    return Outside(row.operand, row.events, row.hidden, returning, means[0], means[1] if row.operand == "O" else None, sizes)
+
+
+def _tile_sizes(unrolled: Unrolled, points: Points, operand: str) -> tuple[tuple[float, float], ...]:
+    """(Share of the tiles, size against the mean) in the top on-chip memory: whole ones and those at an edge of the layer."""
+    blocks, found = points[operand][-1], [(1.0, 1.0)]
+    for dim in ("B", "G", "C") if operand == "I" else RELEVANT[operand]:
+        span, size = int(blocks[dim][0]) * unrolled.lanes(dim), unrolled.layer.dims[dim]
+        tiles = -(-size // span)
+        edge = size - (tiles - 1) * span
+        if edge != span and tiles > 1:
+            mean = size / tiles
+            parts = ((1 - 1 / tiles, span / mean), (1 / tiles, edge / mean))
+            found = [(share * part, factor * large) for share, factor in found for part, large in parts]
+    return tuple(found)
 
 
 def _returning(unrolled: Unrolled, points: Points) -> float:

@@ -25,6 +25,7 @@ from ...target.array import DATAFLOWS, OPERANDS, SpatialArraySpec
 from .chain import Costs
 from .cost import InfeasibleMappingError, LayerCost, evaluate
 from .layer import Layer
+from .polish import polished
 from .tilings import CutCosts, Tilings
 from .unrolling import unrollings
 
@@ -36,6 +37,8 @@ ALSO_FRUGAL = 6
 ENERGY_LIMIT = 60
 TIMED_LIMIT = {"edp": 12, "latency": 24}
 """Unrollings solved for energy, and then for time, when the objective is not energy alone; the others keep their bounds."""
+POLISHED, POLISH_TRIALS = 6, 60
+"""Mappings made better step by step, and the steps costed for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ def _search(key: _Key) -> Mapped:
         else:
             search.bounds.append(bound)
     search.solve_time()
+    search.polish(array)
     if search.best is None:
         raise _infeasible(layer, array)
     lowest = float(min([search.value, *search.bounds]))
@@ -131,10 +135,20 @@ class _Incumbent:
         self.solved = 0
         self.waiting: list[tuple[float, float, Tilings]] = []
         """(bound, least energy, unrolling) whose cycles have not been looked at."""
+        self.offered: list[LayerCost] = []
 
     def offer(self, cost: LayerCost) -> None:
+        self.offered.append(cost)
         if cost.objective(self.objective) < self.value:
             self.best, self.value = cost, cost.objective(self.objective)
+
+    def polish(self, array: SpatialArraySpec) -> None:
+        """Single steps from the best mappings found, until none helps; energy alone is solved exactly but for what leaks meanwhile."""
+        if self.objective == "energy" and not array.static_w:
+            return
+        for cost in sorted(self.offered, key=lambda cost: cost.objective(self.objective))[:POLISHED]:
+            if self.value > min(self.bounds, default=0.0) * (1 + OPTIMAL_WITHIN):
+                self.offer(polished(cost, array, self.objective, POLISH_TRIALS))
 
     def solve_energy(self, bound: float, tilings: Tilings) -> None:
         """The mapping of least energy; for other objectives the unrolling waits, with a better bound, to be timed."""

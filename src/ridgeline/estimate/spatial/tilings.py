@@ -29,7 +29,7 @@ from .counts import Blocks, Flow, Unrolled, boundary_flows
 from .layer import REDUCTION, RELEVANT, Layer
 from .mapping import Loop, MappingPlan
 from .tiles import Slide
-from .unrolling import STATIONARY, Spatial
+from .unrolling import STATIONARY, Spatial, stationary_place
 
 NODE_LIMIT = 60
 WHOLE_RUN = 1 << 40
@@ -216,19 +216,13 @@ class Tilings:
         if place == 0:
             for dim in RELEVANT[operand]:
                 ones = ones & (np.asarray(blocks[dim]) == 1).reshape([-1 if d == dim else 1 for d in DIMENSIONS])
-        if place != self._stationary_place(operand):
+        if place != stationary_place(self.array, operand):
             return ones
         if self.dataflow == "rs" and operand == "W":
             return ones & whole(("Q", "S"))
         if STATIONARY.get(self.dataflow) == operand:
             return ones & whole(tuple(d for d in DIMENSIONS if d not in RELEVANT[operand]))
         return ones
-
-    def _stationary_place(self, operand: str) -> int:
-        """The cut of the memory in the PEs, or of their registers where an operand has none."""
-        ladder = self.array.ladder(operand)
-        private = not self.array.memories[ladder[0]].shared_over
-        return 1 if (private and len(ladder) > 1) or operand == "O" else 0
 
     def tile_bits(self, cut: CutCosts, finished_below: bool, doubled: bool) -> Costs:
         """Room a cut's tile takes; `doubled` counts a second copy of a tile that is refilled, in memories that keep one."""

@@ -37,6 +37,13 @@ class Unrolling:
     """PEs an element of W, of I, of O serves at once."""
 
 
+def stationary_place(array: SpatialArraySpec, operand: str) -> int:
+    """The cut of the memory in the PEs, or of their registers where an operand has none."""
+    ladder = array.ladder(operand)
+    private = not array.memories[ladder[0]].shared_over
+    return 1 if (private and len(ladder) > 1) or operand == "O" else 0
+
+
 def unrollings(layer: Layer, array: SpatialArraySpec, dataflow: str) -> list[Unrolling]:
     """Candidates of a dataflow, fewest cycles first; `any` has those of all four among its own."""
     flows = ("any", *DATAFLOWS) if dataflow == "any" else (dataflow,)

@@ -10,8 +10,8 @@
                is asked for when the one before the last has been used up
     first    stores nothing, and its loads have a head start while other ports fill;  last: loads nothing
 
-Transfers are taken at their mean: where tiles differ (edges, padding), so that some steps wait and others have time to spare, this is
-too short; `schedule.stream` walks them all.
+Tiles cut short by the layer's edge are told apart from whole ones where they come from W, O or the channels of I; input windows
+that differ (padding, overlap) are taken at their mean, which is too short; `schedule.stream` walks them all.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class Outside:
     """Share of events that load: of O, all but first visits."""
     load: Way
     store: Way | None
+    sizes: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
+    """(Share of the tiles, how large they are against the mean): the edges of the layer."""
 
 
 class Windows:
@@ -91,9 +93,15 @@ class Windows:
         ahead = {} if before else self.head_start
         means = []
         for weight, (moved, way) in kinds:
-            both = _add([(1.0, traffic), (1.0, moved)])
-            means.append((weight, max(cycles, (cycles + way) / 2, *(c - ahead.get(port, 0.0) for port, c in both.items()))))
+            for part, size in self._edges(here):
+                both = _add([(1.0, traffic), (size, moved)])
+                longest = max(cycles, (cycles + size * way) / 2, *(c - ahead.get(port, 0.0) for port, c in both.items()))
+                means.append((weight * part, longest))
         return _sum(means), _add([(1.0, traffic), *((weight, moved) for weight, (moved, _) in kinds)])
+
+    def _edges(self, here: list[Outside]) -> tuple[tuple[float, float], ...]:
+        """Sizes of the tiles that most of a window's own traffic brings: a short one does not make up for a long one."""
+        return max(here, key=lambda each: each.load.cycles).sizes if here else ((1.0, 1.0),)
 
     def _moved(self, here: list[Outside], before: bool, after: bool, returns: bool) -> tuple[Traffic, float]:
         """(Traffic of a window's own operands, longest way through a buffer)."""
@@ -107,7 +115,7 @@ class Windows:
             if each.store and (before if each.hidden else after):
                 moved[each.store.port] += each.store.cycles
                 way += each.store.total
-            if each.hidden and after and (before or not each.store):
+            if each.hidden and after and before:  # at first both buffers are free
                 longest = max(longest, way)
         return moved, longest
 
