@@ -1,0 +1,104 @@
+"""Launching again what was launched before: the short way must tell apart all that Triton compiles for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ridgeline.kernel import jit
+
+
+class Kernel:
+    """Looks like a @jit kernel of (x, n, scale, BLOCK, FLAG=3) to `launch`; `seen` has what ran, the long way or the short one."""
+
+    def __init__(self) -> None:
+        names = {"x": False, "n": False, "scale": False, "BLOCK": True, "FLAG": True}
+        self.params = [SimpleNamespace(name=name, is_constexpr=fixed, default=3) for name, fixed in names.items()]
+        self.seen: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def first(*args: Any, **constants: Any) -> Any:
+            self.seen.append(("long", grid, args, constants))
+            return SimpleNamespace(run=lambda *values: self.seen.append(("short", *values)), function="function", packed_metadata="meta")
+
+        return first
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    monkeypatch.setattr(jit, "_ready", {})
+    monkeypatch.setattr(jit, "HAVE_TRITON", True)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77 + device, raising=False)
+    return Kernel()
+
+
+def ways(kernel: Kernel) -> list[str]:
+    return [seen[0] for seen in kernel.seen]
+
+
+def test_the_second_launch_takes_the_short_way_with_every_argument(kernel: Kernel) -> None:
+    x = torch.zeros(64)
+    for n in (33, 35):
+        jit.launch(kernel, (5, 2), x, n, 0.5, BLOCK=128, num_warps=4)
+    assert kernel.seen[0] == ("long", (5, 2), (x, 33, 0.5), {"BLOCK": 128, "num_warps": 4})
+    assert kernel.seen[1] == ("short", 5, 2, 1, 77, "function", "meta", None, None, None, x.data_ptr(), 35, 0.5, 128, 3)
+
+
+@pytest.mark.parametrize(
+    "args, constants",
+    [
+        ((torch.zeros(65)[1:], 33, 0.5), {"BLOCK": 128}),  # not aligned to 16 bytes
+        ((torch.zeros(64, dtype=torch.float64), 33, 0.5), {"BLOCK": 128}),
+        ((None, 33, 0.5), {"BLOCK": 128}),
+        ((torch.zeros(64), 1, 0.5), {"BLOCK": 128}),
+        ((torch.zeros(64), True, 0.5), {"BLOCK": 128}),
+        ((torch.zeros(64), 48, 0.5), {"BLOCK": 128}),
+        ((torch.zeros(64), 2**31 + 1, 0.5), {"BLOCK": 128}),
+        ((torch.zeros(64), 33, 2), {"BLOCK": 128}),
+        ((torch.zeros(64), 33, 0.5), {"BLOCK": 256}),
+        ((torch.zeros(64), 33, 0.5), {"BLOCK": 128, "FLAG": 4}),
+        ((torch.zeros(64), 33, 0.5), {"BLOCK": 128, "num_warps": 8}),
+    ],
+)
+def test_another_kind_is_compiled_anew(kernel: Kernel, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
+    jit.launch(kernel, (1,), torch.zeros(64), 33, 0.5, BLOCK=128)
+    jit.launch(kernel, (1,), *args, **constants)
+    assert ways(kernel) == ["long", "long"]
+    jit.launch(kernel, (1,), *args, **constants)
+    assert ways(kernel)[2] == "short"
+
+
+def test_constants_given_by_position_count(kernel: Kernel) -> None:
+    for block in (128, 256, 128):
+        jit.launch(kernel, (1,), torch.zeros(64), 33, 0.5, block)
+    assert ways(kernel) == ["long", "long", "short"] and kernel.seen[2][-2:] == (128, 3)
+
+
+def test_an_argument_of_another_sort_goes_the_long_way(kernel: Kernel) -> None:
+    for _ in range(2):
+        jit.launch(kernel, (1,), object(), 33, 0.5, BLOCK=128)
+    assert ways(kernel) == ["long", "long"]
+
+
+def test_an_empty_grid_starts_nothing(kernel: Kernel) -> None:
+    jit.launch(kernel, (3, 0), torch.zeros(64), 33, 0.5, BLOCK=128)
+    assert kernel.seen == []
+
+
+def test_every_kernel_file_loads_without_triton() -> None:
+    program = (
+        "import sys; sys.modules['triton'] = None\n"
+        "from ridgeline.kernel.use import load_operators\nload_operators()\n"
+        "import torch\nfrom ridgeline.kernel.softmax import softmax\n"
+        "print(float(softmax(torch.zeros(2, 4), -1).sum()))\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.stdout.strip() == "2.0", done.stderr[-2000:]
