@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import handle_torch_function, has_torch_function
 
 from . import Example
 
@@ -114,8 +115,17 @@ class RotaryEmbedding(nn.Module):
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn feature i together with feature i + head_dim/2; the minus of the rotation is already in `sin`."""
+    if has_torch_function((x, cos, sin)):  # use_kernels() does it in one launch
+        return handle_torch_function(rotate, (x, cos, sin), x, cos, sin)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((second, first), dim=-1) * sin
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) · up."""
+    if has_torch_function((gate, up)):  # as in `rotate`
+        return handle_torch_function(gated, (gate, up), gate, up)
+    return functional.silu(gate) * up
 
 
 class Attention(nn.Module):
@@ -147,7 +157,7 @@ class MLP(nn.Module):
         self.down_proj = nn.Linear(config.intermediate, config.hidden, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        out: Tensor = self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))
         return out
 
 

@@ -1,0 +1,124 @@
+"""On a GPU: what a call costs the host, what a kernel costs in a graph, and that no model gets slower."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from time import perf_counter
+
+import pytest
+import torch
+from torch import nn
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+HOST_US = 25.0
+
+
+def host_us(function: Callable[[], object], calls: int = 200) -> float:
+    """Host time of a call while the GPU has no backlog to wait for; the least of several rounds."""
+    for _ in range(20):
+        function()
+    best = float("inf")
+    for _ in range(7):
+        torch.cuda.synchronize()
+        start = perf_counter()
+        for _ in range(calls):
+            function()
+        best = min(best, (perf_counter() - start) / calls)
+    return best * 1e6
+
+
+def small_calls() -> dict[str, Callable[[], object]]:
+    from ridgeline.kernel.activation import gelu
+    from ridgeline.kernel.layer_norm import layer_norm
+    from ridgeline.kernel.pointwise import add
+    from ridgeline.kernel.reduce import sum as our_sum
+    from ridgeline.kernel.rms_norm import rms_norm
+    from ridgeline.kernel.rope import rope
+    from ridgeline.kernel.softmax import softmax
+    from ridgeline.kernel.swiglu import swiglu
+
+    x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
+    weight, bias = torch.ones(256, device="cuda", dtype=torch.bfloat16), torch.zeros(256, device="cuda", dtype=torch.bfloat16)
+    query, table = torch.randn(1, 16, 4, 64, device="cuda"), torch.randn(16, 64, device="cuda")
+    return {
+        "add": lambda: add(x, x),
+        "gelu": lambda: gelu(x),
+        "softmax": lambda: softmax(x, -1),
+        "rms_norm": lambda: rms_norm(x, weight, 1e-6),
+        "layer_norm": lambda: layer_norm(x, (256,), weight, bias, 1e-5),
+        "swiglu": lambda: swiglu(x, x),
+        "sum": lambda: our_sum(x, -1),
+        "rope": lambda: rope(query, query, table, table),
+    }
+
+
+@pytest.mark.parametrize("name", ["add", "gelu", "softmax", "rms_norm", "layer_norm", "swiglu", "sum", "rope"])
+def test_host_cost_of_a_call(name: str) -> None:
+    cost, one = host_us(small_calls()[name]), torch.ones(8, device="cuda")
+    print(f"{name} {cost:.1f} us, torch.add {host_us(lambda: torch.add(one, one)):.1f} us")
+    assert cost <= HOST_US
+
+
+@pytest.mark.parametrize("name", ["add", "gelu", "softmax", "rms_norm", "swiglu"])
+def test_cost_of_a_kernel_in_a_graph(name: str) -> None:
+    """A launch in a graph takes about 1.1 us and the work on so small a tensor about 1 more."""
+    function = small_calls()[name]
+    function()
+    stream = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        function()
+        with torch.cuda.graph(graph, stream=stream):
+            for _ in range(200):
+                function()
+    times = []
+    for _ in range(5):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 200 * 1e3)
+    print(f"{name} {min(times):.2f} us a kernel in a graph")
+    assert min(times) <= 3.0
+
+
+def test_a_model_of_tiny_ops_gets_no_slower() -> None:
+    from ridgeline.kernel.use import use_kernels
+
+    class Tiny(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norms = nn.ModuleList(nn.LayerNorm(32) for _ in range(40))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for norm in self.norms:
+                x = nn.functional.softmax(nn.functional.gelu(norm(x)) + x, -1).sum(-1, keepdim=True) + x
+            return x
+
+    plain, ours = Tiny().cuda(), Tiny().cuda()
+    kernels = use_kernels(ours)
+    x = torch.randn(4, 32, device="cuda")
+    ratios = []
+    with torch.no_grad():
+        for _ in range(15):
+            ratios.append(host_us(lambda: ours(x), 5) / host_us(lambda: plain(x), 5))
+    print(f"tiny model {median(ratios):.3f} of plain torch's time, replaced {kernels.report()}")
+    assert median(ratios) <= 1.03
+
+
+def test_launches_on_the_stream_and_device_of_the_caller() -> None:
+    from ridgeline.kernel.softmax import softmax
+
+    x = torch.randn(2048, 2048, device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        y = x * 2
+        ours = softmax(y, -1)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.testing.assert_close(ours, torch.softmax(x * 2, -1))
