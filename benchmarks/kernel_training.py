@@ -1,0 +1,123 @@
+"""Training with our kernels against plain torch: a Llama-style model of 12 layers, 768 wide, on the bytes of a text, in bfloat16.
+
+python benchmarks/kernel_training.py --text tinyshakespeare.txt   a minute or two on a GPU; writes results/kernel-training-<machine>.json
+
+eager and compiled, each with and without use_kernels(model), from the same weights on the same batches: the loss at every tenth
+step, and the median time of a step, the four taking turns so that the machine's clocks are the same for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import write_results
+from torch import nn
+
+from ridgeline.kernel.use import use_kernels
+from ridgeline.measure.environment import machine_name
+from ridgeline.workload.models.decoder import CausalLM, DecoderConfig
+
+LAYERS, WIDTH = 12, 768
+VARIANTS = ("eager", "eager with kernels", "compiled", "compiled with kernels")
+
+
+class Batches:
+    """Random windows of a text, the same for every variant."""
+
+    def __init__(self, text: Path, batch: int, tokens: int, device: str) -> None:
+        self.data = torch.frombuffer(bytearray(text.read_bytes()), dtype=torch.uint8).to(device=device, dtype=torch.long)
+        self.batch, self.tokens = batch, tokens
+
+    def at(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        starts = torch.randint(len(self.data) - self.tokens - 1, (self.batch,), generator=torch.Generator().manual_seed(step))
+        windows = torch.stack([self.data[s : s + self.tokens + 1] for s in starts.tolist()])
+        return windows[:, :-1], windows[:, 1:]
+
+
+class Trainer:
+    """One variant: its own copy of the weights and the optimiser."""
+
+    def __init__(self, name: str, model: nn.Module, positions: torch.Tensor) -> None:
+        self.name, self.model, self.positions = name, copy.deepcopy(model), positions
+        self.kernels = use_kernels(self.model) if name.endswith("kernels") else None
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), lr=3e-4, fused=positions.is_cuda)
+        self.run: Any = torch.compile(self.model, fullgraph=True) if name.startswith("compiled") else self.model
+        self.losses: list[float] = []
+        self.step_ms: list[float] = []
+
+    def step(self, ids: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        logits = self.run(ids, self.positions)
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten())
+        loss.backward()
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        return loss.detach()
+
+
+def train(trainers: list[Trainer], batches: Batches, steps: int) -> None:
+    """Every variant does ten steps, then the next: the loss is read at the tenth."""
+    for first in range(0, steps, 10):
+        data = [batches.at(step) for step in range(first, first + 10)]
+        for trainer in trainers:
+            _synchronise()
+            start = time.perf_counter()
+            for ids, target in data:
+                loss = trainer.step(ids, target)
+            _synchronise()
+            trainer.step_ms.append((time.perf_counter() - start) * 100)
+            trainer.losses.append(float(loss))
+        print(f"step {first + 10:4}  " + "  ".join(f"{t.name} {t.losses[-1]:.4f} {t.step_ms[-1]:.2f} ms" for t in trainers), flush=True)
+
+
+def _synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--text", type=Path, default=Path(os.environ.get("RIDGELINE_DATA", ".").split(":")[0]) / "text" / "tinyshakespeare.txt"
+    )
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--out", type=Path, default=None, help="folder for the result file")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    config = DecoderConfig(LAYERS, WIDTH, 2048, 12, 12, 256, 1e4)
+    model = CausalLM(config).to(options.device, torch.bfloat16)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.02)
+    positions = torch.arange(options.tokens, device=options.device)
+    trainers = [Trainer(name, model, positions) for name in VARIANTS]
+    train(trainers, Batches(options.text, options.batch, options.tokens, options.device), options.steps)
+    plain = {t.name: t for t in trainers}
+    rows = []
+    for trainer in trainers:
+        other = plain[trainer.name.removesuffix(" with kernels")]
+        pairs = list(zip(trainer.losses, other.losses, strict=True))
+        rows.append({
+            "variant": trainer.name, "layers": LAYERS, "width": WIDTH, "batch": options.batch, "tokens": options.tokens,
+            "losses": trainer.losses, "step_ms": statistics.median(trainer.step_ms[2:] or trainer.step_ms),
+            "speedup": statistics.median(b / a for a, b in list(zip(trainer.step_ms, other.step_ms, strict=True))[2:] or [(1.0, 1.0)]),
+            "largest_loss_difference": max(abs(a / b - 1) for a, b in pairs),
+            "replaced": trainer.kernels.report() if trainer.kernels else {},
+        })  # fmt: skip
+        print(f"{trainer.name:24} {rows[-1]['step_ms']:8.2f} ms a step  {rows[-1]['speedup']:.3f}x  loss within "
+              f"{rows[-1]['largest_loss_difference']:.2%}  {rows[-1]['replaced']}")  # fmt: skip
+    label = machine_name(options.device).lower().removeprefix("nvidia ") if options.device == "cuda" else "cpu"
+    print(write_results("kernel", "training", label, {"device": machine_name(options.device)}, rows, options.out))
+
+
+if __name__ == "__main__":
+    main()

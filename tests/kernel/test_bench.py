@@ -1,0 +1,377 @@
+"""The benchmark's parts on the CPU: which rows, what they mean, who raised, what is remembered, where ours win."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ridgeline.core.errors import MeasureError, UnknownNameError
+from ridgeline.kernel import jit, tuning
+from ridgeline.kernel.bench import Ceilings, Settings, load_cases, planned, run, wins_table
+from ridgeline.kernel.bench import timing as timing_module
+from ridgeline.kernel.bench.history import append, entry, history_file, read_history, regression
+from ridgeline.kernel.bench.launches import KernelUse, kernels_used, occupancy
+from ridgeline.kernel.bench.rows import BenchRow, Wanted, judge, parse_dtype
+from ridgeline.kernel.bench.run import check_device, measure_row
+from ridgeline.kernel.bench.subjects import Subjects, errors
+from ridgeline.kernel.bench.timing import CudaTimer, Timed, set_count, time_in_turn
+from ridgeline.kernel.bench.tune import looked_up, tune_step
+from ridgeline.kernel.case import Anchor, Case
+
+CEILINGS = Ceilings(4e12, 4.4e12, {"bfloat16": 8e14, "float32": 5e13})
+CPU = Settings("cpu", repeats=2)
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("RIDGELINE_COMMIT", "0" * 40)
+
+
+def make(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> tuple[Any, ...]:
+    return (torch.randn(shape, device=device, dtype=dtype, requires_grad=True),)
+
+
+def case(**changes: Any) -> Case:
+    given: dict[str, Any] = {
+        "op": "double",
+        "ours": lambda x: 2 * x,
+        "plain": lambda x: x + x,
+        "make": make,
+        "moved": lambda inputs, backward: (4 if backward else 2) * inputs[0].nbytes,
+        "anchors": (Anchor((8, 8), torch.float32, limit_ms=1e3), Anchor((8, 8), torch.float32, backward=True)),
+        "sizes": {"small": ((4, 4), (8, 8)), "large": ((16, 16),)},
+        "dtypes": (torch.float32, torch.bfloat16),
+        "differentiable": True,
+    }
+    return Case(**{**given, **changes})
+
+
+def wanted(backward: bool = False, **changes: Any) -> Wanted:
+    return Wanted(case(**changes), (4, 4), torch.float32, backward, "small")
+
+
+def timed(gpu_ms: float, host_us: float = 5.0) -> Timed:
+    return Timed(gpu_ms, gpu_ms, gpu_ms, host_us)
+
+
+def row(ours_ms: float = 1.0, **changes: Any) -> BenchRow:
+    given: dict[str, Any] = {"ours": timed(ours_ms), "eager": timed(2.0), "bytes": 10**9, "ceiling": "copy", "ceiling_ms": 0.5}
+    return BenchRow(**{**{"op": "double", "shape": (4, 4), "dtype": "float32", "backward": False, "size": "small", "device": "cuda"},
+                       **given, **changes})  # fmt: skip
+
+
+def test_every_kernel_file_is_loaded() -> None:
+    cases = load_cases()
+    assert {"softmax", "matmul", "sum_all", "layer_norm", "add"} <= set(cases) and list(cases) == sorted(cases)
+
+
+def test_rows_are_planned_once_and_anchors_first() -> None:
+    rows = planned([case()], ["anchors", "small"], backward=True)
+    assert [r.size for r in rows[:2]] == ["anchors", "anchors"] and rows[0].anchor is not None
+    assert len(rows) == 2 * 2 * 2 and len({r.key for r in rows}) == len(rows)  # 8x8 float32 is the anchors', not measured again
+    assert all(not r.backward for r in planned([case()], ["large"])) and planned([case()], ["batch"]) == []
+    assert {r.dtype for r in planned([case()], ["anchors", "large"], torch.bfloat16)} == {torch.bfloat16}
+    with pytest.raises(UnknownNameError, match="large"):
+        planned([case()], ["lrge"])
+    with pytest.raises(UnknownNameError, match="bfloat16"):
+        parse_dtype("bflot16")
+
+
+@pytest.mark.parametrize(
+    ("registers", "shared", "warps", "share"),
+    [
+        (32, 0, 4, 1.0),  # 1,024 registers a warp: all 64 fit
+        (33, 0, 4, 0.75),  # 1,280 a warp: 12 in each of the four partitions
+        (255, 0, 8, 0.125),  # 8,192 a warp: 8 warps, one block
+        (168, 100 * 1024, 4, 0.125),  # two blocks of 101 KiB
+        (32, 227 * 1024, 8, 0.125),
+        (32, 228 * 1024, 8, 0.0),  # with the system's 1 KiB it does not fit
+        (16, 0, 1, 0.5),  # 32 blocks
+        (255, 0, 16, 0.0),  # 16 warps of 8,192 do not fit
+    ],
+)
+def test_occupancy(registers: int, shared: int, warps: int, share: float) -> None:
+    assert occupancy(registers, shared, warps) == share
+
+
+def test_recorded_launches_are_summarised_and_the_recorder_is_off_outside() -> None:
+    metadata = SimpleNamespace(shared=1024, num_warps=4)
+    compiled = SimpleNamespace(name="k", hash="a", n_regs=32, n_spills=0, metadata=metadata)
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *args, **constants: compiled
+
+    jit.launch(Kernel(), (1,))
+    with jit.recorded() as launches:
+        jit.launch(Kernel(), (3, 2), 1, BLOCK=2)
+        jit.launch(Kernel(), (0,))
+        jit.launch(Kernel(), (5,))
+    jit.launch(Kernel(), (1,))
+    assert kernels_used(launches) == [KernelUse("k", (3, 2), 2, 32, 0, 1024, 4, 1.0)]
+    with pytest.raises(ValueError), jit.recorded():
+        raise ValueError
+    assert jit._recorder is None
+    unknown = kernels_used([(SimpleNamespace(fn=SimpleNamespace(__name__="f")), (1,), None), (SimpleNamespace(), (1,), object())])
+    assert [(use.name, use.registers, use.occupancy) for use in unknown] == [("f", None, None), ("kernel", None, None)]
+
+
+def test_ceilings_take_the_larger_time() -> None:
+    assert CEILINGS.limit(4 * 10**9, 0, "float32", writes=True) == (1.0, "copy")
+    assert CEILINGS.limit(44 * 10**8, 0, "float32", writes=False) == (1.0, "read")
+    assert CEILINGS.limit(10**6, 8 * 10**12, "float16", writes=True) == (10.0, "compute")
+
+
+@pytest.mark.parametrize(("ours_ms", "status"), [(0.55, "at the roof"), (0.6, "good"), (0.9, "fair"), (1.1, "slow")])
+def test_status_by_share_of_the_ceiling(ours_ms: float, status: str) -> None:
+    assert judge(row(ours_ms)).status == status
+
+
+def test_primary_issue() -> None:
+    low = [KernelUse("k", (1,), 1, 255, 0, 0, 8, 0.125)]
+    assert judge(row(0.5)).issue is None and judge(row(1.0)).issue == "bandwidth"
+    assert judge(row(1.0, ceiling="compute")).issue == "compute"
+    assert judge(row(0.5, ours=timed(0.5, 600))).issue == "launch"  # the host cannot keep up, whatever the GPU does
+    assert judge(row(1.0, kernels=low)).issue == "occupancy" and judge(row(0.6, kernels=low)).issue == "bandwidth"
+    forward = judge(row(0.6))
+    assert judge(row(1.5, backward=True, kernels=low), forward).issue == "autograd"
+    assert judge(row(0.6, backward=True), forward).issue == "bandwidth"
+    assert judge(row(1.5, backward=True), judge(row(5.0))).issue == "bandwidth"
+
+
+def test_ratios_limits_and_anchors() -> None:
+    judged = judge(row(1.0, size="anchors", compile=timed(0.98), peers={"p": timed(3.0), "q": Timed(error="no")}, limit_ms=1.0))
+    assert (judged.vs_eager, judged.vs_compile, judged.best) == (2.0, 0.98, "compile") and judged.holds and judged.within_limit
+    assert judged.gbps == 1000.0 and judged.fraction == 0.5
+    over = judge(row(1.0, size="anchors", compile=timed(0.97), limit_ms=0.99))
+    assert over.holds is False and over.within_limit is False
+    broken = judge(row(size="anchors", ours=Timed(error="x"), limit_ms=1.0))
+    assert (broken.status, broken.issue, broken.holds, broken.within_limit) == ("failed", "error", False, False)
+    json.dumps([judged.to_json(), broken.to_json()], allow_nan=False)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_row_on_the_cpu(backward: bool) -> None:
+    found = measure_row(wanted(backward), CEILINGS, CPU).to_json()
+    assert found["ours"]["gpu_ms"] > 0 and found["eager"]["gpu_ms"] > 0 and found["ours"]["error"] is None
+    assert found["compile"] is None and found["peers"] == {} and found["bytes"] == (4 if backward else 2) * 64
+    assert found["error_ours"] == found["error_eager"] == 0.0 and found["status"] == "reference" and found["elements"] == 16
+    assert found["notes"] == []
+
+
+def raising(*args: Any) -> Any:
+    raise RuntimeError("broken\nin two lines")
+
+
+def test_whatever_raises_is_an_entry() -> None:
+    found = measure_row(wanted(ours=raising), CEILINGS, CPU)
+    assert found.ours.error == "RuntimeError: broken" and found.eager is not None and found.eager.gpu_ms and found.status == "failed"
+    assert "no error against float64" in found.notes[0]
+    found = measure_row(wanted(plain=raising), CEILINGS, CPU)
+    assert found.ours.gpu_ms and found.eager is not None and found.eager.error and found.vs_eager is None
+    assert measure_row(wanted(make=raising), CEILINGS, CPU).ours.error == "RuntimeError: broken"
+    assert [r.status for r in run([wanted(ours=raising), wanted()], CEILINGS, CPU)] == ["failed", "reference"]
+
+    def interrupted(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_row(wanted(ours=interrupted), CEILINGS, CPU)
+
+
+def test_peers_that_cannot_be_had() -> None:
+    def missing() -> Any:
+        raise ImportError
+
+    functions, failures = Subjects(wanted(peers={"a": missing, "b": raising, "c": lambda: torch.neg}), "cpu").functions(
+        compiled=False, peers=True
+    )
+    assert list(functions) == ["ours", "eager", "c"] and list(failures) == ["b"]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_errors_against_float64_see_a_wrong_result(backward: bool) -> None:
+    ours, eager = errors(Subjects(wanted(backward, ours=lambda x: 2.02 * x), "cpu"))
+    assert ours == pytest.approx(0.01, rel=1e-3) and eager == 0.0
+    assert errors(Subjects(wanted(ours=lambda x: x.argmax(), plain=lambda x: x.argmax()), "cpu")) == (None, None)
+    both = {"ours": lambda x: (2 * x, 3.03 * x), "plain": lambda x: (x + x, 3 * x)}
+    ours, _ = errors(Subjects(wanted(backward, **both), "cpu"))
+    assert ours is not None and 0.001 < ours < 0.011
+    nan = measure_row(wanted(ours=lambda x: x / 0 * 0), CEILINGS, CPU)
+    assert nan.error_ours is None and "not finite" in nan.notes[0]
+
+
+def test_functions_are_sampled_in_turn() -> None:
+    called: list[str] = []
+    times = time_in_turn({"a": lambda i: called.append("a"), "b": raising, "c": lambda i: called.append("c")}, 2, "cpu", 3)
+    assert times["a"].gpu_ms and times["c"].gpu_ms and times["b"].error == "RuntimeError: broken"
+    turns = [name for before, name in zip([None, *called], called, strict=False) if before != name]
+    assert turns == ["a", "c"] * 4
+
+
+class FakeGpu:
+    """A clock of its own: a call takes the host 10 µs and the GPU 2 µs, and the GPU starts after its sleep."""
+
+    def __init__(self, full: int = 10**9) -> None:
+        self.host_s = self.gpu_s = 0.0
+        self.full, self.queued = full, 0
+        self.sets: list[int] = []
+
+    def call(self, i: int) -> None:
+        self.sets.append(i)
+        self.queued += 1
+        if self.queued > self.full:  # the driver's queue: the host waits
+            self.host_s = max(self.host_s, self.gpu_s)
+        self.host_s += 10e-6
+        self.gpu_s = max(self.gpu_s, self.host_s) + 2e-6
+
+    def synchronize(self) -> None:
+        self.host_s, self.queued = max(self.host_s, self.gpu_s), 0
+
+    def _sleep(self, cycles: int) -> None:
+        self.gpu_s = self.host_s + cycles / timing_module.CYCLES_PER_S
+
+    def Event(self, enable_timing: bool) -> Any:
+        gpu = self
+
+        class Event:
+            at = 0.0
+
+            def record(self) -> None:
+                self.at = gpu.gpu_s
+
+            def query(self) -> bool:
+                return gpu.host_s >= self.at
+
+            def synchronize(self) -> None:
+                gpu.synchronize()
+
+            def elapsed_time(self, end: Any) -> float:
+                return float(end.at - self.at) * 1e3
+
+        return Event()
+
+
+@pytest.mark.parametrize("full", [10**9, 60])
+def test_gpu_time_is_measured_behind_the_hosts(monkeypatch: pytest.MonkeyPatch, full: int) -> None:
+    gpu = FakeGpu(full)
+    monkeypatch.setattr(timing_module.torch, "cuda", gpu)
+    monkeypatch.setattr(timing_module, "perf_counter", lambda: gpu.host_s)
+    one = CudaTimer(gpu.call, 4)
+    one.prepare()
+    one.sleep_s = 1e-4 if full > 60 else one.sleep_s  # too short at first: must be noticed
+    gpu_s, host_s = one.sample()
+    assert one.ahead and gpu_s == pytest.approx(2e-6, rel=0.05) and host_s == pytest.approx(10e-6, rel=0.05)
+    assert gpu.sets == [i % 4 for i in range(len(gpu.sets))]
+    assert one.calls <= 60 or full > 60
+
+
+def test_input_sets_exceed_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(L2_cache_size=60 * 2**20, total_memory=140 * 10**9)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert set_count(2**20, 2**20, "cuda") == 180 and set_count(1, 1, "cuda") == 256 and set_count(10**9, 10**9, "cuda") == 2
+    assert set_count(2**20, 10**9, "cuda") == 8 and set_count(5 * 10**9, 5 * 10**9, "cuda") == 2
+    assert set_count(40 * 10**9, 40 * 10**9, "cuda") == 1 and set_count(1, 1, "cpu") == 2
+
+
+def test_history_flags_a_planted_slow_row() -> None:
+    path = history_file("cpu")
+    for r in run([wanted(), wanted()], CEILINGS, CPU):
+        assert r.ours.gpu_ms
+    lines = path.read_text().splitlines()
+    data = json.loads(lines[0])
+    assert len(lines) == 2 and data["op"] == "double" and data["commit"] == "0" * 40 and data["date"] and data["torch"]
+    path.write_text(json.dumps({**data, "ours_ms": 1e-9}) + "\n")
+    slow = next(run([wanted()], CEILINGS, CPU))
+    assert slow.regression is not None and slow.regression > 1.1
+    path.write_text(json.dumps({**data, "ours_ms": 1e9}) + "\n")
+    assert next(run([wanted()], CEILINGS, Settings("cpu", repeats=2, keep=False))).regression is None
+    assert len(path.read_text().splitlines()) == 1
+
+
+def test_regression_is_against_the_last_five_runs() -> None:
+    assert regression(1.2, [9, 1, 1, 1, 1, 1]) == pytest.approx(1.2) and regression(1.09, [1, 1]) is None
+    assert regression(1.0, []) is None and regression(None, [1.0]) is None
+
+
+def test_broken_history_lines_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "bench" / "x.jsonl"
+    good = entry({**judge(row()).to_json(), "shape": [2, 2]})
+    assert read_history(path) == {}
+    append(path, good)
+    with path.open("a") as stream:
+        stream.write('not json\n[1]\n{"op": "double"}\n{"op": 1, "shape": 3, "dtype": 1, "backward": 0, "ours_ms": "x"}\n\n{"op": "dou')
+    append(path, good)  # not glued to the line a killed process left
+    assert read_history(path) == {("double", (2, 2), "float32", False): [1.0, 1.0]}
+    path.write_bytes(b"\xff\xfe\x00")
+    assert read_history(path) == {}
+
+
+def test_appends_of_many_writers_stay_whole(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    good = entry({**judge(row()).to_json(), "shape": [2, 2]})
+    threads = [threading.Thread(target=lambda: [append(path, good) for _ in range(20)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read_history(path)["double", (2, 2), "float32", False]) == 80
+
+
+def won(elements: int, ours: float, eager: float, compiled: float | None, backward: bool = False, kind: str = "") -> dict[str, Any]:
+    given = row(ours, eager=timed(eager), compile=None if compiled is None else timed(compiled), elements=elements, backward=backward)
+    return {**given.to_json(), "kind": kind}
+
+
+def sizes_won(rows: list[dict[str, Any]]) -> dict[str, dict[str, float | None]]:
+    return {name: {"eager": line["eager"], "compile": line["compile"]} for name, line in wins_table(rows).items()}
+
+
+def test_wins_begin_where_no_larger_row_is_lost() -> None:
+    rows = [won(10, 1.0, 2.0, 2.0), won(20, 1.0, 0.5, 1.0), won(40, 1.0, 1.0, 1.04), won(80, 1.0, 3.0, 1.04)]
+    assert sizes_won(rows) == {"double||float32": {"eager": 40, "compile": 40}}
+    assert sizes_won([*rows, won(80, 1.0, 0.9, 1.02, backward=True)]) == {"double||float32": {"eager": None, "compile": None}}
+    assert sizes_won([*rows, won(80, 1.0, 3.0, None, backward=True)]) == {"double||float32": {"eager": 40, "compile": 40}}
+    assert sizes_won([won(10, 1.0, 1.0, None, kind="wide")]) == {"double|wide|float32": {"eager": 10, "compile": None}}
+    host = won(10, 1.0, 1.05, 1.04)
+    host["ours"]["host_us"], host["eager"]["host_us"] = 100.0, 10.0  # 1.1 against 1.06 ms
+    assert sizes_won([host]) == {"double||float32": {"eager": None, "compile": 10}}
+    lost = won(10, 1.0, 1.0, 2.0)
+    lost["ours"]["gpu_ms"] = None
+    assert sizes_won([lost]) == {"double||float32": {"eager": None, "compile": None}}
+
+
+def test_tuning_finds_the_spaces_a_call_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "_known", {})
+    monkeypatch.setattr(tuning, "_spaces", dict(tuning._spaces))
+    tuning.space("bench_test", __file__, [{"WORK": 4000}, {"WORK": 1000}])
+    default = {"WORK": 1}
+
+    def step(i: int) -> object:
+        chosen = tuning.config("bench_test", (7,), default)
+        tuning.config("no_space", (1,), {})
+        return sum(range(50 * chosen["WORK"]))
+
+    assert looked_up(step) == {("bench_test", (7,)): default, ("no_space", (1,)): {}}
+    (said,) = tune_step(step, 1, "cpu")
+    assert "WORK=1 " in said and tuning.config("bench_test", (7,), {}) == default  # the default beats both candidates, and stays
+    tuning._known.clear()
+    default["WORK"] = 8000
+    (said,) = tune_step(step, 1, "cpu")
+    assert "WORK=1000 " in said and tuning.config("bench_test", (7,), {}) == {"WORK": 1000}
+    assert tune_step(lambda i: None, 1, "cpu") == ["nothing to tune"] and "not tuned" in tune_step(raising, 1, "cpu")[0]
+
+
+def test_only_cuda_and_the_cpu_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    check_device("cpu")
+    for device in ("cuda", "cuda:1", "mps"):
+        with pytest.raises(MeasureError):
+            check_device(device)
