@@ -24,6 +24,7 @@ PRIMES = (2, 3, 5, 7)
 def polished(cost: LayerCost, array: SpatialArraySpec, objective: str, trials: int) -> LayerCost:
     """The best mapping reached by single steps, each the best of its neighbourhood; at most `trials` of them costed."""
     layer, best = cost.layer, cost
+    unrolled = Unrolled(layer, array, cost.plan.spatial)
     seen = set()
     improved = True
     while improved:
@@ -36,7 +37,7 @@ def polished(cost: LayerCost, array: SpatialArraySpec, objective: str, trials: i
             if trials == 0:
                 return best
             try:
-                found = evaluate(layer, array, plan)
+                found = evaluate(layer, array, plan, unrolled)
             except InfeasibleMappingError:
                 continue  # costs next to nothing
             trials -= 1
