@@ -340,9 +340,15 @@ def test_wins_begin_where_no_larger_row_is_lost() -> None:
     assert sizes_won([*rows, won(80, 1.0, 0.9, 1.02, backward=True)]) == {"double||float32": {"eager": None, "compile": None}}
     assert sizes_won([*rows, won(80, 1.0, 3.0, None, backward=True)]) == {"double||float32": {"eager": 40, "compile": 40}}
     assert sizes_won([won(10, 1.0, 1.0, None, kind="wide")]) == {"double|wide|float32": {"eager": 10, "compile": None}}
-    host = won(10, 1.0, 1.05, 1.04)
-    host["ours"]["host_us"], host["eager"]["host_us"] = 100.0, 10.0  # 1.1 against 1.06 ms
+    host = won(10, 0.05, 0.06, 0.06)
+    host["ours"]["host_us"], host["eager"]["host_us"] = 100.0, 10.0  # 0.15 against 0.07 ms, and the GPU has to wait
     assert sizes_won([host]) == {"double||float32": {"eager": None, "compile": 10}}
+    busy = won(10, 1.0, 1.05, 1.04)
+    busy["ours"]["host_us"], busy["eager"]["host_us"] = 100.0, 10.0  # 1.1 against 1.06 ms, but launches are ahead of the GPU
+    assert sizes_won([busy]) == {"double||float32": {"eager": 10, "compile": 10}}
+    assert wins_table([busy])["double||float32"]["saved_us"] == pytest.approx(50.0)
+    both = {**busy, "backward": True, "ours": {**busy["ours"], "gpu_ms": 0.25}, "eager": {**busy["eager"], "gpu_ms": 0.28}}
+    assert sizes_won([busy, both]) == {"double||float32": {"eager": None, "compile": 10}}  # less than three calls' worth of work
     lost = won(10, 1.0, 1.0, 2.0)
     lost["ours"]["gpu_ms"] = None
     assert sizes_won([lost]) == {"double||float32": {"eager": None, "compile": None}}
