@@ -112,3 +112,223 @@ def test_npu_page_equals_its_schedule_results() -> None:
     hidden = [abs(row["difference"]) for row in results("npu-schedule-model")["rows"] if row["refills_hide"]]
     near = sum(difference <= 0.01 for difference in hidden)
     assert f"of {len(hidden)} mappings whose refills hide, {near} within 1 %, the worst {max(hidden) * 100:.1f} % apart" in page
+
+
+def between(page: str, marker: str) -> str:
+    """What stands between `<!-- marker -->` and the next `<!-- end -->` of a page."""
+    return (ROOT / page).read_text().split(f"<!-- {marker} -->\n")[1].split("<!-- end -->")[0]
+
+
+HEAD = ("op", "shape", "dtype", "pass", "ours", "eager", "compile", "others", "of ceiling", "limit", "against the best other")
+EXCERPT = [
+    ("cross_entropy", "8192x32000", True),
+    ("linear_cross_entropy", "8192x4096x128256", True),
+    ("softmax", "4096x32768", False),
+    ("layer_norm", "16384x4096", True),
+    ("rms_norm", "16384x4096", True),
+    ("swiglu", "8192x14336", True),
+    ("sum_all", "64x4096x4096", False),
+    ("matmul", "4096x4096x4096", False),
+]
+Row = dict[str, Any]
+
+
+def shape_of(row: Row) -> str:
+    return "x".join(map(str, row["shape"]))
+
+
+def milliseconds(timed: Row | None) -> str:
+    """Three digits; † where the host did not queue ahead, so that the time holds waits."""
+    if timed is None:
+        return "-"
+    return f"{timed['gpu_ms']:#.3g}{'' if timed['ahead'] else '†'}" if timed["gpu_ms"] else "failed"
+
+
+def verdict(row: Row) -> str:
+    """How many times as fast as the best other; below 1, ours is slower, and lost where it takes over 1.03 times as long.
+
+    † where one of the others has one: its kernels alone may be the best.
+    """
+    if row["vs_best"] is None:
+        return "-" if row["ours"]["gpu_ms"] else "**failed**"
+    waits = any(timed and timed["gpu_ms"] and not timed["ahead"] for timed in (row["eager"], row["compile"], *row["peers"].values()))
+    text = f"{row['vs_best']:.2f}x {row['best']}{'†' if waits else ''}"
+    return text if row["holds"] else f"**{text}: lost**"
+
+
+def anchor_cells(row: Row) -> list[str]:
+    """One row of the table, in the order of HEAD."""
+    limit = "-" if row["limit_ms"] is None else f"{row['limit_ms']:#.3g}" if row["within_limit"] else f"**{row['limit_ms']:#.3g}: over**"
+    others = ", ".join(f"{name} {milliseconds(timed)}" for name, timed in row["peers"].items()) or "-"
+    reached = f"{row['fraction']:.0%} {row['ceiling']}" if row["fraction"] else "-"
+    times = [milliseconds(row[name]) for name in ("ours", "eager", "compile")]
+    named = [row["op"], shape_of(row), row["dtype"], "f+b" if row["backward"] else "fwd"]
+    return [*named, *times, others, reached, limit, verdict(row)]
+
+
+def table(head: tuple[str, ...], lines: list[list[str]]) -> str:
+    return "".join(f"| {' | '.join(line)} |\n" for line in (head, ["---"] * len(head), *lines))
+
+
+def kernel_anchors(data: Row) -> str:
+    """Machine, every row, and how many stand where."""
+    from ridgeline.report.bench_table import heading, summary
+
+    lines = table(HEAD, [anchor_cells(row) for row in data["rows"]])
+    return f"\n{heading({**data, 'ceilings': data['machine']['ceilings']})}\n\n{lines}\n{summary(data)}. {libraries(data)}\n\n"
+
+
+def libraries(data: Row) -> str:
+    """Which other libraries the rows were held against, and which the cases name but were not installed."""
+    from ridgeline.kernel.bench import load_cases
+
+    there = {name for row in data["rows"] for name in row["peers"]}
+    named = {name for row in data["rows"] for name in load_cases()[row["op"]].peers}
+    spoken = {"liger": "Liger", "flag_gems": "FlagGems"}
+    measured, missing = (" and ".join(sorted(spoken.get(n, n) for n in names)) or "none" for names in (there, named - there))
+    return f"Other libraries measured: {measured}; not installed in this run: {missing}."
+
+
+def kernel_excerpt(data: Row) -> str:
+    """Some rows for the README, always with the one that stands worst against the best other, and all that are lost by name."""
+    rows = data["rows"]
+    worst = min((row for row in rows if row["vs_best"] is not None), key=lambda row: row["vs_best"])
+    chosen = [row for row in rows if (row["op"], shape_of(row), row["backward"]) in EXCERPT]
+    chosen += [] if worst in chosen else [worst]
+    lost = [f"{row['op']} {shape_of(row)} {'f+b' if row['backward'] else 'fwd'}" for row in rows if not row["holds"]]
+    keep = [place for place, name in enumerate(HEAD) if name not in ("dtype", "limit", "others")]
+    lines = [[anchor_cells(row)[place] for place in keep] for row in chosen]
+    said = f"{len(rows) - len(lost)} of {len(rows)} rows take at most 1.03 times the best other's time"
+    rest = f"{said}; not: {', '.join(lost) or 'none'}. {libraries(data)}"
+    rest += " †: one of the others waits for the GPU inside; its kernels alone may be faster." if "†" in str(lines) else ""
+    return f"\n{table(tuple(HEAD[place] for place in keep), lines)}\nTimes in ms. {rest}\n\n"
+
+
+def kernel_attention(data: Row) -> str:
+    """Why torch's attention stays."""
+    rows = [row for row in data["rows"] if row["op"] == "attention"]
+    words = [
+        f"{shape_of(row)} {row['dtype']} {'forward and backward' if row['backward'] else 'forward'}: ours "
+        f"{milliseconds(row['ours'])} ms, torch's {milliseconds(row['eager'])} ms"
+        for row in rows
+    ]
+    return f"Causal, {'; '.join(words)}.\n"
+
+
+def kernel_training(data: Row) -> str:
+    """Time of a step and loss, with and without."""
+    head = ("variant", "sequences", "steps", "a step", "times as fast", "largest difference of the loss", "ran in place of torch's")
+    lines = []
+    for row in data["rows"]:
+        ran = ", ".join(f"{name} {times}" for name, times in row["replaced"].items()) or "-"
+        named = [row["variant"], str(row["batch"]), str(10 * len(row["losses"]))]
+        lines.append([*named, f"{row['step_ms']:.2f} ms", f"{row['speedup']:.3f}x", f"{row['largest_loss_difference']:.2%}", ran])
+    first = data["rows"][0]
+    model = f"{first['layers']} layers, {first['width']} wide, sequences of {first['tokens']} tokens"
+    return f"\n{model}:\n\n{table(head, lines)}\n"
+
+
+PUBLIC = {  # operators whose public function has another name, or more than one
+    "attention": ["attention", "flash_attention"],
+    "gelu_tanh": ["gelu"],
+    "softmax": ["softmax", "log_softmax"],
+    "matmul": ["matmul", "linear"],
+}
+INNER = {"add_scalar": "add", "mul_scalar": "mul", "matmul_kept": "matmul", "scale_in_place": "linear_cross_entropy",
+         "activation_backward": "matmul"}  # fmt: skip
+SHARED = {"gelu_tanh": "gelu", "rope_one": "rope"}
+"""INNER: operators that only another one calls; like those that end in _backward and _out, they have no line.
+SHARED: operators whose stand-in is another's."""
+
+
+def torch_names() -> dict[Any, str]:
+    """What users call torch's functions: the shortest of a function's names, torch.mm being torch.dsmm too."""
+    import torch
+
+    found: dict[Any, str] = {}
+    for prefix, place in (("F", torch.nn.functional), ("torch", torch), ("Tensor", torch.Tensor)):
+        here: dict[Any, str] = {}
+        for name in sorted(dir(place), key=len):
+            one = getattr(place, name, None)
+            if callable(one) and type(one).__hash__ is not None and (not name.startswith("_") or name == "__matmul__"):
+                here.setdefault(one, f"{prefix}.{name}")
+        found = {**here, **found}
+    return found
+
+
+def kernel_operators() -> str:
+    """Every public operator with its file, gradient, and what it stands in for."""
+    from ridgeline.kernel.library import OPERATORS
+    from ridgeline.kernel.replace import REPLACEMENTS
+    from ridgeline.kernel.use import load_operators
+
+    load_operators()
+    names = torch_names()
+    lines = []
+    for name, one in sorted(OPERATORS.items(), key=lambda item: (item[1].launch.__module__, item[0])):
+        if not one.launch.__module__.startswith("ridgeline.kernel.") or name in INNER or name.endswith(("_backward", "_out")):
+            continue
+        stands_for = [function for function, (op, _) in REPLACEMENTS.items() if op == SHARED.get(name, name)]
+        said = ", ".join(f"`{names.get(f) or f.__module__.removeprefix('ridgeline.') + '.' + f.__name__}`" for f in stands_for)
+        calls = ", ".join(f"`{call}`" for call in PUBLIC.get(name, [name]))
+        file = home(name, PUBLIC.get(name, [name])).rpartition(".")[2]
+        yes = {True: "yes", False: "no"}
+        lines.append([calls, f"`{name}`", f"`{file}.py`", yes[one.differentiable], yes[one.deterministic], said or "-"])
+    return "\n" + table(("call", "operator", "file", "gradient", "deterministic", "stands in for"), lines) + "\n"
+
+
+def home(name: str, calls: list[str]) -> str:
+    """The module that has all of an operator's public functions: its launcher's, or the one its kernels serve."""
+    import sys
+
+    from ridgeline.kernel.library import OPERATORS
+
+    near = OPERATORS[name].launch.__module__
+    for module in (near, *(m for m in sorted(sys.modules) if m.startswith("ridgeline.kernel."))):
+        if all(getattr(getattr(sys.modules[module], call, None), "__module__", None) == module for call in calls):
+            return module
+    raise AssertionError(f"no file has {calls}, the public functions of operator {name}: name them in PUBLIC, or the operator in INNER")
+
+
+def test_kernel_page_names_every_operator() -> None:
+    from ridgeline.kernel.library import OPERATORS
+
+    page = between("docs/kernels.md", "kernel-operators")
+    assert page == kernel_operators()
+    assert set(INNER) | set(PUBLIC) <= set(OPERATORS)
+    for name, one in OPERATORS.items():
+        if one.differentiable and name not in INNER and one.launch.__module__.startswith("ridgeline.kernel."):
+            assert f"| `{name}` |" in page, name
+
+
+def test_kernel_pages_equal_their_results() -> None:
+    data = results("kernel-anchors-h200")
+    assert between("docs/kernels.md", "kernel-anchors") == kernel_anchors(data)
+    assert between("README.md", "kernel-excerpt") == kernel_excerpt(data)
+    assert between("docs/kernels.md", "kernel-attention") == kernel_attention(data)
+    assert {row["op"] for row in data["rows"]} >= {op for op, _, _ in EXCERPT} | {"attention"}
+    assert all(row["vs_eager"] < 1 for row in data["rows"] if row["op"] == "attention"), "the page says torch's attention is faster"
+
+
+def test_kernel_anchors_are_all_measured() -> None:
+    from ridgeline.kernel.bench import load_cases, planned
+
+    wanted = {(row.key[0], row.key[1], row.key[2], row.key[3]) for row in planned(load_cases().values(), ["anchors"])}
+    rows = results("kernel-anchors-h200")["rows"]
+    assert {(row["op"], tuple(row["shape"]), row["dtype"], row["backward"]) for row in rows} == wanted
+    assert all(row["compile"] is not None for row in rows)
+
+
+def test_kernel_page_equals_its_training_results() -> None:
+    data = results("kernel-training-h200")
+    assert between("docs/kernels.md", "kernel-training") == kernel_training(data)
+    assert {row["variant"] for row in data["rows"]} == {"eager", "eager with kernels", "compiled", "compiled with kernels"}
+
+
+def test_kernel_page_is_right_about_tables_and_look_ups() -> None:
+    from ridgeline.kernel.tuning import TABLES
+    from ridgeline.kernel.use import LOOK_UP_US
+
+    page = (ROOT / "docs" / "kernels.md").read_text()
+    assert f"{LOOK_UP_US} µs" in page
+    assert [path.name for path in TABLES.glob("*-wins.json")] == ["nvidia-h200-wins.json"], "the page says that only the H200 has a table"

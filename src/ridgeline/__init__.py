@@ -6,6 +6,7 @@
     network  = map_layers(workload, load_target("eyeriss"))    # on a spatial array: the best mapping of every layer
     profile  = measure(model, inputs)        # how long it does take: the same rows, measured
     advice   = advise(profile)               # what would pay, each change estimated again
+    kernels  = use_kernels(model)            # our Triton kernels in place of torch's, where they were measured to win
 
 `import ridgeline` imports nothing but this file: each public name is fetched from its module when first used. Two of them,
 `estimate` and `measure`, are rooms (sub-packages) as well. The function has the name; see `_Api` for how both are reached.
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .estimate.advice import advise
     from .estimate.processor import estimate
     from .estimate.spatial.network import map_layers
+    from .kernel.use import use_kernels
     from .measure.profiler import measure
     from .measure.regions import profile_op
     from .target.calibrate import calibrate
@@ -46,6 +48,7 @@ __all__ = [
     "map_layers",
     "measure",
     "profile_op",
+    "use_kernels",
 ]
 
 _HOMES = {
@@ -60,6 +63,7 @@ _HOMES = {
     "map_layers": ".estimate.spatial.network",
     "measure": ".measure.profiler",
     "profile_op": ".measure.regions",
+    "use_kernels": ".kernel.use",
 }
 
 

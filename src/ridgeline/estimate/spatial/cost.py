@@ -124,7 +124,7 @@ class LayerCost:
 
 
 def evaluate(layer: Layer, array: SpatialArraySpec, plan: MappingPlan, unrolled: Unrolled | None = None) -> LayerCost:
-    """Exact cost of a mapping; raises if it is malformed or a tile does not fit. `unrolled`: of an earlier mapping with the same unrolling."""
+    """Exact cost of a mapping; raises if it is malformed or a tile does not fit. `unrolled`: that of one with the same unrolling."""
     check_mapping(layer, array, plan)
     unrolled = unrolled or Unrolled(layer, array, plan.spatial)
     points = {op: boundary_points(unrolled, plan, op) for op in OPERANDS}
