@@ -85,19 +85,35 @@ class Unrolled:
     with_cycles: bool = True
     """False: port cycles and transfers are not asked for, and left at zero."""
     _factors: dict[tuple[object, ...], Factor] = field(default_factory=dict)
+    _lanes: dict[str, int] = field(default_factory=dict)
+    _patterns: dict[tuple[str, tuple[str, ...]], Pattern] = field(default_factory=dict)
+    _steps: dict[tuple[str, int], tuple[Array, Array]] = field(default_factory=dict)
+    _by_identity: dict[tuple[str, int, tuple[str, ...]], tuple[Array, Factor]] = field(default_factory=dict)
+    """Of a whole lattice's blocks, which are the same object every time: found without looking at their values. Both keep that object."""
 
     def lanes(self, dim: str) -> int:
-        return prod(f for loops in self.spatial.values() for d, f in loops if d == dim)
+        if dim not in self._lanes:
+            self._lanes[dim] = prod(f for loops in self.spatial.values() for d, f in loops if d == dim)
+        return self._lanes[dim]
 
     def pattern(self, dim: str, shared: Iterable[str]) -> Pattern:
         """Unrollings of a dimension, innermost lane first, each with whether the memory serves its axis."""
-        serves = set(shared)
-        return tuple((f, axis in serves) for axis in self.array.axes for d, f in self.spatial.get(axis, ()) if d == dim and f > 1)
+        key = (dim, tuple(shared))
+        if key not in self._patterns:
+            loops = ((axis, d, f) for axis in self.array.axes for d, f in self.spatial.get(axis, ()))
+            self._patterns[key] = tuple((f, axis in key[1]) for axis, d, f in loops if d == dim and f > 1)
+        return self._patterns[key]
 
     def steps(self, dim: str, blocks: Blocks) -> Array:
         """Tiles of a dimension at each block size."""
-        tiles = -(-self.layer.dims[dim] // (blocks[dim] * self.lanes(dim)))
-        return _place(tiles, AXIS[dim])
+        sizes = blocks[dim]
+        known = self._steps.get((dim, id(sizes)))
+        if known is not None:
+            return known[1]
+        tiles = _place(-(-self.layer.dims[dim] // (sizes * self.lanes(dim))), AXIS[dim])
+        if sizes.size > 1:
+            self._steps[dim, id(sizes)] = (sizes, tiles)
+        return tiles
 
     def compute_cycles(self) -> int:
         return prod(-(-size // self.lanes(dim)) for dim, size in self.layer.dims.items())
@@ -121,10 +137,16 @@ class Unrolled:
         return _product(f.largest for f in self.factors(operand, blocks, shared))
 
     def _plain(self, dim: str, blocks: Blocks, shared: Iterable[str]) -> Factor:
+        sizes = blocks[dim]
+        known = self._by_identity.get((dim, id(sizes), tuple(shared)))
+        if known is not None:
+            return known[1]
         pattern, size, axis = self.pattern(dim, shared), self.layer.dims[dim], AXIS[dim]
-        key = (dim, tuple(blocks[dim].tolist()), pattern)
+        key = (dim, tuple(sizes.tolist()), pattern)
         if key not in self._factors:
             self._factors[key] = _factor([extents(size, b, pattern) for b in key[1]], (axis,), (len(key[1]),))
+        if sizes.size > 1:
+            self._by_identity[dim, id(sizes), tuple(shared)] = (sizes, self._factors[key])
         return self._factors[key]
 
     def _window(self, which: int, blocks: Blocks, shared: Iterable[str], moved: Moved | None) -> Factor:

@@ -34,10 +34,10 @@ OPTIMAL_WITHIN = 1e-9
 FASTER_ROUNDS = 2
 ALSO_FRUGAL = 6
 """Unrollings whose mapping of least energy is looked at when the objective is another."""
-ENERGY_LIMIT = 40
+ENERGY_LIMIT = 20
 TIMED_LIMIT = {"edp": 6, "latency": 10}
 """Unrollings solved for energy, and then for time, when the objective is not energy alone; the others keep their bounds."""
-POLISHED, POLISH_TRIALS = 4, 50
+POLISHED, POLISH_TRIALS = 3, 40
 """Mappings made better step by step, and the steps costed for each."""
 
 
