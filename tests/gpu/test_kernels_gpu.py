@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import median
 from time import perf_counter
 
 import pytest
@@ -102,12 +101,14 @@ def test_a_model_of_tiny_ops_gets_no_slower() -> None:
     plain, ours = Tiny().cuda(), Tiny().cuda()
     kernels = use_kernels(ours)
     x = torch.randn(4, 32, device="cuda")
-    ratios = []
+    times: dict[str, list[float]] = {"ours": [], "plain": []}
     with torch.no_grad():
-        for _ in range(15):
-            ratios.append(host_us(lambda: ours(x), 5) / host_us(lambda: plain(x), 5))
-    print(f"tiny model {median(ratios):.3f} of plain torch's time, replaced {kernels.report()}")
-    assert median(ratios) <= 1.03
+        for _ in range(25):
+            times["ours"].append(host_us(lambda: ours(x), 5))
+            times["plain"].append(host_us(lambda: plain(x), 5))
+    ratio = min(times["ours"]) / min(times["plain"])
+    print(f"tiny model {ratio:.3f} of plain torch's time, replaced {kernels.report()}")
+    assert ratio <= 1.03
 
 
 def test_launches_on_the_stream_and_device_of_the_caller() -> None:

@@ -64,30 +64,35 @@ def operator(
     _library.impl(name, launch if INTERPRETED else reference, "CPU")
     torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
     overload = getattr(getattr(torch.ops, NAMESPACE), name).default
+    function = None
     if setup is not None and backward is not None:
-        _library.impl(name, _autograd(name, overload, setup, backward), "Autograd")
-    return _caller(overload, on_device)
+        function = _function(name, overload, on_device, setup, backward)
+        _library.impl(name, _autograd(overload, function), "Autograd")
+    return _caller(overload, on_device, function)
 
 
-def _caller(overload: Any, launch: Implementation) -> Any:
-    """Calls `launch` itself where nobody else could want to see the call: plain CUDA tensors, no gradient, no mode, no transform.
+def _unseen(first: Any) -> bool:
+    """Whether nobody else could want to see a call: a plain tensor that kernels run on, no dispatch mode, no transform."""
+    return (
+        HAVE_TRITON and type(first) is torch.Tensor and (first.is_cuda or INTERPRETED)
+        and not torch._C._len_torch_dispatch_stack() and torch._C._functorch.peek_interpreter_stack() is None
+    )  # fmt: skip
 
-    The way through the dispatcher and back into Python costs as much as the launch. `.overload` is the operator proper.
+
+def _caller(overload: Any, launch: Implementation, function: Any) -> Any:
+    """Calls `launch`, or the autograd function, itself where nobody is listening; `.overload` is the operator proper.
+
+    The way through the dispatcher and back into Python costs as much as the launch.
     """
-    plain, compiling, gradients = torch.Tensor, torch.compiler.is_compiling, torch.is_grad_enabled
-    needs_gradient, dispatch_modes = torch._C._any_requires_grad, torch._C._len_torch_dispatch_stack
-    function_modes, transforms = torch._C._len_torch_function_stack, torch._C._functorch.peek_interpreter_stack
+    # What torch.autograd.Function.apply does before this one is for functorch transforms, of which there are none.
+    apply = None if function is None else super(torch.autograd.Function, function).apply
 
     def call(*args: Any) -> Any:
-        if compiling():
+        if torch.compiler.is_compiling() or torch._C._len_torch_function_stack() or not _unseen(args[0]):
             return overload(*args)
-        first = args[0]
-        if (
-            HAVE_TRITON and type(first) is plain and first.is_cuda and not (gradients() and needs_gradient(*args))
-            and not dispatch_modes() and not function_modes() and transforms() is None
-        ):  # fmt: skip
-            return launch(*args)
-        return overload(*args)
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return overload(*args) if apply is None else apply(*args)
+        return launch(*args)
 
     call.overload = overload  # type: ignore[attr-defined]
     return call
@@ -95,6 +100,8 @@ def _caller(overload: Any, launch: Implementation) -> Any:
 
 def _on_its_device(launch: Implementation) -> Implementation:
     """Launch on the device of the first argument, a tensor, which need not be the current one."""
+    if INTERPRETED:
+        return launch
 
     def launched(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if first.get_device() == torch.cuda.current_device():
@@ -105,22 +112,28 @@ def _on_its_device(launch: Implementation) -> Implementation:
     return launched
 
 
-def _autograd(name: str, overload: Any, setup: Any, backward: Any) -> Implementation:
-    below = torch._C._AutoDispatchBelowAutograd
-    needs_gradient = torch._C._any_requires_grad
+def _function(name: str, overload: Any, launch: Implementation, setup: Any, backward: Any) -> Any:
+    """The torch.autograd.Function of an operator."""
 
     def forward(ctx: Any, *args: Any) -> Any:
-        with below():
-            output = overload(*args)
+        if _unseen(args[0]):
+            output = launch(*args)
+        else:
+            with torch._C._AutoDispatchBelowAutograd():
+                output = overload(*args)
         setup(ctx, args, output)
         return output
 
-    function = type(f"{name}_function", (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+    return type(f"{name}_function", (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+
+
+def _autograd(overload: Any, function: Any) -> Implementation:
+    """What the dispatcher calls: tracing, transforms, and calls of torch.ops.ridgeline itself come this way."""
 
     def entry(*args: Any) -> Any:
-        if torch.is_grad_enabled() and needs_gradient(*args):
-            return function.apply(*args)  # type: ignore[attr-defined]
-        with below():
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            return function.apply(*args)
+        with torch._C._AutoDispatchBelowAutograd():
             return overload(*args)
 
     return entry
