@@ -179,14 +179,14 @@ def kernel_anchors(data: Row) -> str:
 
 
 def libraries(data: Row) -> str:
-    """Which other libraries the rows were held against, and which the cases name but were not installed."""
+    """Which other libraries the rows were held against, and which the cases name but could not be imported."""
     from ridgeline.kernel.bench import load_cases
 
     there = {name for row in data["rows"] for name in row["peers"]}
     named = {name for row in data["rows"] for name in load_cases()[row["op"]].peers}
     spoken = {"liger": "Liger", "flag_gems": "FlagGems"}
     measured, missing = (" and ".join(sorted(spoken.get(n, n) for n in names)) or "none" for names in (there, named - there))
-    return f"Other libraries measured: {measured}; not installed in this run: {missing}."
+    return f"Other libraries measured: {measured}; not importable in this run: {missing}."
 
 
 def kernel_excerpt(data: Row) -> str:
@@ -323,6 +323,16 @@ def test_kernel_page_equals_its_training_results() -> None:
     data = results("kernel-training-h200")
     assert between("docs/kernels.md", "kernel-training") == kernel_training(data)
     assert {row["variant"] for row in data["rows"]} == {"eager", "eager with kernels", "compiled", "compiled with kernels"}
+    times = {row["batch"]: row["speedup"] for row in data["rows"] if row["variant"] == "eager with kernels"}
+    said = f"{times[64]:.2f} times as fast with 64 sequences of 1024 tokens, where the GPU is the limit, and {times[16]:.2f} times with 16"
+    assert said in " ".join((ROOT / "README.md").read_text().split())
+
+
+def test_kernel_page_equals_its_memory_results() -> None:
+    row = results("kernel-memory-h200")["rows"][0]
+    ours, eager = (f"{row[name] / 2**30:.2f} GiB" for name in ("ours_bytes", "eager_bytes"))
+    said = f"`linear_cross_entropy` at {shape_of(row)} takes {ours} beyond its inputs, eager torch {eager}"
+    assert said in " ".join((ROOT / "docs" / "kernels.md").read_text().split())
 
 
 def test_kernel_page_is_right_about_tables_and_look_ups() -> None:

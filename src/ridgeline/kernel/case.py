@@ -2,7 +2,8 @@
 
 BENCH = Case(op="softmax", ours=…, plain=…, make=…, moved=…)
   make(shape, dtype, device) -> inputs;  ours(*inputs), plain(*inputs): the same result
-  moved(inputs, backward) -> least bytes through device memory;  flops(inputs, backward) -> multiplications and additions, times 1
+  moved(inputs, backward) -> least bytes through device memory;  flops(inputs, backward) -> multiplications and additions
+  backward: of forward and backward together
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     RMS norm by hand   w · x / sqrt(mean x² + eps)            ──> rms_norm(x, w, eps)
     rotary positions   apply_rotary_pos_emb(q, k, cos, sin)   ──> rope(q, k, cos, sin), both in one launch
 
-A module is matched by its parts and then *asked*: its own forward and ours run on a few random numbers, and only where both agree
-to rounding is it changed. In eager only: torch.compile fuses these by itself, and does so as well as we do. Models that call
+A module is matched by its parts and then *asked*: its own forward and the formula run on a few random numbers, and only where both
+agree to rounding is it changed. In eager only: torch.compile fuses these by itself, and does so as well as we do. Models that call
 `workload.models.decoder.rotate` and `gated` are covered without being changed: those announce themselves to function modes.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,17 +47,24 @@ def fuse_(model: nn.Module, replaced: Counter[str]) -> list[Undo]:
     undo: list[Undo] = []
     for module in list(model.modules()):
         for match in (_gated_perceptron, _rms_norm):
-            fused = match(module, replaced)
-            if fused is not None and "forward" not in vars(module) and _agrees(module, fused):
-                module.forward = fused
+            found = match(module, replaced)
+            if found is not None and "forward" not in vars(module) and _agrees(module, found.formula):
+                module.forward = found.forward
                 undo.append(lambda module=module: delattr(module, "forward"))  # type: ignore[misc]
                 break
     undo += _rotary(model, replaced)
     return undo
 
 
-def _agrees(module: nn.Module, fused: Callable[[Tensor], Tensor]) -> bool:
-    """Whether both give the same on random numbers, by plain torch: the probe is far too small to be worth a kernel."""
+class Match(NamedTuple):
+    """A pattern found in a module: what its forward becomes, and what the kernel in it computes, in plain torch."""
+
+    forward: Callable[[Tensor], Tensor]
+    formula: Callable[[Tensor], Tensor]
+
+
+def _agrees(module: nn.Module, formula: Callable[[Tensor], Tensor]) -> bool:
+    """Whether the module's own forward and the formula give the same on random numbers."""
     weight = next(iter(module.parameters()))
     if weight.is_meta:
         return False
@@ -65,14 +72,14 @@ def _agrees(module: nn.Module, fused: Callable[[Tensor], Tensor]) -> bool:
     with torch.no_grad(), torch.random.fork_rng(devices=[weight.device] if weight.is_cuda else []):
         x = torch.randn(PROBES, width, device=weight.device, dtype=weight.dtype)
         try:
-            own, ours = module.forward(x), fused(x)
+            own, ours = module.forward(x), formula(x)
         except Exception:  # the module needs something else than one tensor: leave it
             return False
     tolerance = 8 * torch.finfo(weight.dtype).eps
     return bool(own.shape == ours.shape and own.dtype == ours.dtype and torch.allclose(own, ours, rtol=tolerance, atol=tolerance))
 
 
-def _gated_perceptron(module: nn.Module, replaced: Counter[str]) -> Callable[[Tensor], Tensor] | None:
+def _gated_perceptron(module: nn.Module, replaced: Counter[str]) -> Match | None:
     gate, up, down = (getattr(module, name, None) for name in ("gate_proj", "up_proj", "down_proj"))
     others = set(dict(module.named_children())) - {"gate_proj", "up_proj", "down_proj", "act_fn"}
     if not (isinstance(gate, nn.Linear) and isinstance(up, nn.Linear) and isinstance(down, nn.Linear)) or others:
@@ -85,10 +92,10 @@ def _gated_perceptron(module: nn.Module, replaced: Counter[str]) -> Callable[[Te
             return down(swiglu(left, right))  # type: ignore[no-any-return]
         return down(nn.functional.silu(left) * right)  # type: ignore[no-any-return]
 
-    return forward
+    return Match(forward, lambda x: down(nn.functional.silu(gate(x)) * up(x)))
 
 
-def _rms_norm(module: nn.Module, replaced: Counter[str]) -> Callable[[Tensor], Tensor] | None:
+def _rms_norm(module: nn.Module, replaced: Counter[str]) -> Match | None:
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if isinstance(module, nn.RMSNorm) or not isinstance(weight, nn.Parameter) or weight.dim() != 1 or not isinstance(eps, float):
@@ -101,11 +108,12 @@ def _rms_norm(module: nn.Module, replaced: Counter[str]) -> Callable[[Tensor], T
         if x.dtype == weight.dtype and not torch.compiler.is_compiling() and worth("rms_norm", x, x.numel(), columns_kind(x.shape[-1])):
             replaced["rms_norm"] += 1
             return rms_norm(x, weight, eps)
-        if x.shape[0] == PROBES and x.dim() == 2:  # the probe asks what the kernel computes
-            return nn.functional.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps).to(x.dtype)
         return own(module, x)  # type: ignore[no-any-return]
 
-    return forward
+    def formula(x: Tensor) -> Tensor:
+        return nn.functional.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps).to(x.dtype)
+
+    return Match(forward, formula)
 
 
 def _rotary(model: nn.Module, replaced: Counter[str]) -> list[Undo]:

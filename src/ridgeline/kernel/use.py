@@ -7,8 +7,8 @@
 
 torch.compile traces through both: what wins against compiled code becomes one node of the graph, the rest is left to it.
 No aten operator is overridden: code outside the block and other models are untouched. Looking up a call costs about 1 µs on
-the host. A model remembers, for each shape of its inputs, whether replacing saved more than looking up cost, and if not it
-runs without: it is never slower for it. Ref: torch.overrides, __torch_function__ modes.
+the host. A model remembers, for each shape of its inputs, whether replacing saved more than looking up cost, by the table, and if
+not it runs without. A step limited by the host can still lose: docs/kernels.md. Ref: torch.overrides, __torch_function__ modes.
 """
 
 from __future__ import annotations

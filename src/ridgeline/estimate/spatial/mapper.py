@@ -9,6 +9,7 @@ energy   solved exactly: the answer is optimal within the space (all unrollings 
 latency  each unrolling is solved for least outermost traffic and for short fills, with and without room for second copies; the
          bound is what compute and each port need at least
 edp      the same solutions and those for energy; bound = energy bound * latency bound
+         of both, and of energy with leakage, the best few are then improved step by step (`polish`)
 """
 
 from __future__ import annotations

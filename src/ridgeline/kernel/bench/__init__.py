@@ -7,10 +7,8 @@ A new kernel is one file in this package with `BENCH = benchmark(Case(…))`; no
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
 from ..case import CASES, Case
+from ..use import load_operators
 from .ceilings import Ceilings, measure_ceilings
 from .rows import SIZE_CLASSES, BenchRow, Wanted, planned
 from .run import Settings, check_device, machine, run
@@ -34,7 +32,5 @@ __all__ = [
 
 def load_cases() -> dict[str, Case]:
     """Every operator's case, by name; imports all kernel files."""
-    package = importlib.import_module(__name__.rpartition(".")[0])
-    for name in sorted(found.name for found in pkgutil.iter_modules(package.__path__) if not found.ispkg):
-        importlib.import_module(f"{package.__name__}.{name}")
+    load_operators()
     return dict(sorted(CASES.items()))
