@@ -88,7 +88,7 @@ def main() -> None:
         "--text", type=Path, default=Path(os.environ.get("RIDGELINE_DATA", ".").split(":")[0]) / "text" / "tinyshakespeare.txt"
     )
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--compiled-steps", type=int, default=60)
+    parser.add_argument("--compiled-steps", type=int, default=60, help="0: eager alone")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -104,6 +104,8 @@ def main() -> None:
     batches = Batches(options.text, options.batch, options.tokens, options.device)
     rows = []
     for pair, steps in zip(PAIRS, (options.steps, options.compiled_steps), strict=True):
+        if steps == 0:
+            continue
         trainers = [Trainer(name, model, positions) for name in pair]
         train(trainers, batches, steps)
         rows += compared(trainers, options.batch, options.tokens)

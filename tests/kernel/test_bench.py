@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,7 @@ from ridgeline.kernel.bench.launches import KernelUse, kernels_used, occupancy
 from ridgeline.kernel.bench.rows import BenchRow, Wanted, judge, parse_dtype
 from ridgeline.kernel.bench.run import check_device, measure_row
 from ridgeline.kernel.bench.subjects import Subjects, errors
-from ridgeline.kernel.bench.timing import CudaTimer, Timed, set_count, time_in_turn
+from ridgeline.kernel.bench.timing import CudaTimer, GraphTimer, Timed, set_count, time_in_turn
 from ridgeline.kernel.bench.tune import looked_up, tune_step
 from ridgeline.kernel.case import Anchor, Case
 from tests.support import ROOT
@@ -239,6 +241,24 @@ class FakeGpu:
     def _sleep(self, cycles: int) -> None:
         self.gpu_s = self.host_s + cycles / timing_module.CYCLES_PER_S
 
+    def CUDAGraph(self) -> Any:
+        gpu = self
+
+        class Graph:
+            calls = 0
+
+            def replay(self) -> None:
+                gpu.gpu_s += self.calls * 1e-6
+
+        return Graph()
+
+    @contextmanager
+    def graph(self, graph: Any) -> Iterator[None]:
+        before, clocks = len(self.sets), (self.host_s, self.gpu_s)
+        yield
+        graph.calls = len(self.sets) - before
+        self.host_s, self.gpu_s = clocks  # captured, not run
+
     def Event(self, enable_timing: bool) -> Any:
         gpu = self
 
@@ -272,6 +292,17 @@ def test_gpu_time_is_measured_behind_the_hosts(monkeypatch: pytest.MonkeyPatch, 
     assert one.ahead and gpu_s == pytest.approx(2e-6, rel=0.05) and host_s == pytest.approx(10e-6, rel=0.05)
     assert gpu.sets == [i % 4 for i in range(len(gpu.sets))]
     assert one.calls <= 60 or full > 60
+
+
+def test_gpu_time_in_a_graph_is_that_of_its_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    monkeypatch.setattr(timing_module.torch, "cuda", gpu)
+    monkeypatch.setattr(timing_module, "perf_counter", lambda: gpu.host_s)
+    one = GraphTimer(gpu.call, 4)
+    one.prepare()
+    assert one.captured % 4 == 0 and one.captured > 4
+    gpu_s, host_s = one.sample()
+    assert gpu_s == pytest.approx(1e-6) and host_s == pytest.approx(10e-6, rel=0.05)
 
 
 def test_input_sets_exceed_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from .case import Anchor, Case, Inputs, benchmark
-from .jit import cdiv, jit, launch, tl
+from .jit import jit, tl
 from .library import operator
-from .pointwise import COMPUTE_TYPES, LINES, LONG_FROM, castable, fits, line, nothing
+from .plan import Plan, planned, start
+from .pointwise import COMPUTE_TYPES, LINES, castable, fits, flat_plan, nothing
 from .replace import replaces, worth
 from .tuning import space
 
@@ -142,6 +143,9 @@ for _name in ACTIVATIONS:
     space(f"{_name}_backward", __file__, LINES)
 
 
+_plans: dict[Any, Plan] = {}
+
+
 def _activation_dtype(name: str, x: Tensor) -> torch.dtype | None:
     """Of the result; None where the kernel does not do it."""
     if x.dtype in _FLOATS:
@@ -156,11 +160,13 @@ def _activation_dtype(name: str, x: Tensor) -> torch.dtype | None:
 
 def _activation_launch(name: str, x: Tensor, out: Tensor) -> None:
     """x and out share their strides and have no gaps."""
-    n = x.numel()
+    start(planned(_plans, (name, x.dtype, x.numel(), x.get_device()), _activation_plan, name, x), (x, out))
+
+
+def _activation_plan(name: str, x: Tensor) -> Plan:
     kind = "gelu_half" if name == "gelu" and x.element_size() == 2 else name
     compute = COMPUTE_TYPES[x.dtype] if name == "relu" else tl.float32
-    chosen = line(name, x.element_size(), n)
-    launch(activation_kernel, (cdiv(n, chosen["BLOCK"]),), x, out, n, KIND=kind, COMPUTE=compute, LONG=n > LONG_FROM, **chosen)
+    return flat_plan(name, activation_kernel, x, {"KIND": kind, "COMPUTE": compute})
 
 
 def _activation(name: str, x: Tensor) -> Tensor:
@@ -196,11 +202,13 @@ def _activation_backward(name: str, grad: Tensor, x: Tensor) -> Tensor:
         x = x.clone()
     if grad.stride() != x.stride() and not (grad.is_contiguous() and x.is_contiguous()):
         grad = torch.empty_like(x).copy_(grad)
-    n = x.numel()
-    kind = "gelu_half" if name == "gelu" and x.element_size() == 2 else name
-    chosen = line(f"{name}_backward", x.element_size(), n)
-    launch(activation_backward_kernel, (cdiv(n, chosen["BLOCK"]),), grad, x, out, n, KIND=kind, LONG=n > LONG_FROM, **chosen)
+    start(planned(_plans, ("backward", name, x.dtype, x.numel(), x.get_device()), _backward_plan, name, x), (grad, x, out))
     return out
+
+
+def _backward_plan(name: str, x: Tensor) -> Plan:
+    kind = "gelu_half" if name == "gelu" and x.element_size() == 2 else name
+    return flat_plan(f"{name}_backward", activation_backward_kernel, x, {"KIND": kind})
 
 
 def _activation_backward_reference(name: str, grad: Tensor, x: Tensor) -> Tensor:

@@ -24,8 +24,9 @@ from .case import Anchor, Case, Function, Inputs, benchmark
 from .jit import cdiv, empty, launch, next_power_of_2, tl
 from .library import operator
 from .norm_kernels import KERNELS, _backward, _backward_long, _columns, _forward, _forward_long, _reduce
+from .plan import Plan, planned, start
 from .replace import replaces, worth
-from .softmax import Plan, chunk, columns_kind, planned, programs, warps
+from .softmax import chunk, columns_kind, programs, warps
 from .tuning import Config, config, space
 
 IN_REGISTERS, IN_REGISTERS_BACKWARD = 16384, 8192
@@ -98,7 +99,7 @@ def forward(op: str, x: torch.Tensor, residual: OptionalTensor, weight: Optional
         residual = None if residual is None else residual.contiguous()
         weight = None if weight is None else weight.contiguous()
         bias = None if bias is None else bias.contiguous()
-        launch(plan.kernel, plan.grid, x, residual, weight, bias, y, total, mean, rstd, *plan.sizes, eps, **plan.constants)
+        start(plan, (x, residual, weight, bias, y, total, mean, rstd), (eps,))
     return y, total, mean, rstd
 
 
@@ -109,7 +110,7 @@ def backward(op: str, grad: torch.Tensor, x: torch.Tensor, mean: OptionalTensor,
     grad, x = grad.contiguous(), x.contiguous()
     grad_sum = grad_sum if grad_sum is None else grad_sum.contiguous()
     weight = weight if weight is None else weight.contiguous()
-    wide = x.dtype == torch.float64
+    wide = x.dtype is torch.float64
     acc = tl.float64 if wide else tl.float32
     rows = rstd.numel()
     dx, dw, db = fake_backward(x, weight, bias, needs)
@@ -118,24 +119,36 @@ def backward(op: str, grad: torch.Tensor, x: torch.Tensor, mean: OptionalTensor,
         if needs[0]:
             launch(_backward_long, (rows,), grad, x, mean, rstd, weight, grad_sum, dx, cols, ACC=acc, BLOCK=_CHUNK, STAGES=2, num_warps=8)
         count = min(_GROUPS, cdiv(rows, 8)) if sums else 0
-        partial = torch.empty(2, count, cols, dtype=rstd.dtype, device=x.device).unbind(0) if sums else (None, None)
-        launch(_columns, (cdiv(cols, 256), count), grad, x, mean, rstd, partial[0] if needs[1] else None, partial[1] if needs[2] else None,
-               rows, cols, ACC=acc, ROWS=8, BLOCK=256, STAGES=2, num_warps=4)  # fmt: skip
+        partial = [empty((count, cols), rstd.dtype, x.device) if needed else None for needed in needs[1:3]]
+        launch(_columns, (cdiv(cols, 256), count), grad, x, mean, rstd, *partial, rows, cols, ACC=acc, ROWS=8, BLOCK=256, STAGES=2,
+               num_warps=4)  # fmt: skip
     else:
-        block = next_power_of_2(cols)
-        chosen = config(op, (block, x.element_size()), default_backward(block, x.element_size()))
-        tile = max(1, chosen["TILE"] // block)
-        team = warps(tile * block, chosen["PER_THREAD"])
-        count = programs(cdiv(rows, tile), chosen["WARPS"], team, x.device)
-        partial = torch.empty(2, count, cols, dtype=rstd.dtype, device=x.device).unbind(0) if sums else (None, None)
-        launch(_backward, (count,), grad, x, mean, rstd, weight, grad_sum, dx if needs[0] else None, partial[0] if needs[1] else None,
-               partial[1] if needs[2] else None, rows, cols, ACC=acc, VEC=8 if cols % 16 == 8 else 1, ROWS=tile, BLOCK=block,
-               STAGES=chosen["STAGES"], num_warps=team)  # fmt: skip
+        plan = planned(_plans, (op, "backward", rows, x.dtype, cols, x.get_device()), _plan_backward, op, x, rows, cols)
+        count = plan.grid[0]
+        partial = [empty((count, cols), rstd.dtype, x.device) if needed else None for needed in needs[1:3]]
+        start(plan, (grad, x, mean, rstd, weight, grad_sum, dx if needs[0] else None, *partial))
     if sums:  # also for no rows: the sums are 0 then
-        block = max(32, min(256, next_power_of_2(cdiv(cols, 128))))  # about one program a multiprocessor
-        launch(_reduce, (cdiv(cols, block),), *partial, dw if needs[1] else None, db if needs[2] else None, count, cols, ACC=acc,
-               ROWS=2048 // block, BLOCK=block, num_warps=4)  # fmt: skip
+        plan = planned(_plans, ("reduce", count, cols, acc, x.get_device()), _plan_reduce, count, cols, acc)
+        start(plan, (*partial, dw if needs[1] else None, db if needs[2] else None))
     return dx, dw, db
+
+
+def _plan_backward(op: str, x: torch.Tensor, rows: int, cols: int) -> Plan:
+    block, size = next_power_of_2(cols), x.element_size()
+    bucket, usual = (block, size), default_backward(block, size)
+    chosen = config(op, bucket, usual)
+    tile = max(1, chosen["TILE"] // block)
+    team = warps(tile * block, chosen["PER_THREAD"])
+    count = programs(cdiv(rows, tile), chosen["WARPS"], team, x.device)
+    acc = tl.float64 if x.dtype == torch.float64 else tl.float32
+    constants = {"ACC": acc, "VEC": 8 if cols % 16 == 8 else 1, "ROWS": tile, "BLOCK": block, "STAGES": chosen["STAGES"], "num_warps": team}
+    return Plan(op, bucket, usual, chosen, _backward, (count,), (rows, cols), constants)
+
+
+def _plan_reduce(count: int, cols: int, acc: Any) -> Plan:
+    block = max(32, min(256, next_power_of_2(cdiv(cols, 128))))  # about one program a multiprocessor
+    constants = {"ACC": acc, "ROWS": 2048 // block, "BLOCK": block, "num_warps": 4}
+    return Plan("", (), {}, {}, _reduce, (cdiv(cols, block),), (count, cols), constants)
 
 
 def fake_backward(x: torch.Tensor, weight: OptionalTensor, bias: OptionalTensor,
@@ -235,7 +248,9 @@ layer_norm_op = operator("layer_norm(Tensor x, Tensor? weight, Tensor? bias, int
 
 def fits(x: torch.Tensor, shape: tuple[int, ...], *parameters: OptionalTensor) -> bool:
     """Whether `shape` is the end of x's and that of every parameter."""
-    return len(shape) > 0 and tuple(x.shape[-len(shape) :]) == shape and all(p is None or tuple(p.shape) == shape for p in parameters)
+    if len(shape) == 0 or x.shape[-len(shape) :] != shape:
+        return False
+    return all([p is None or p.shape == shape for p in parameters])  # a list takes half the time of a generator
 
 
 def check_fits(x: torch.Tensor, shape: tuple[int, ...], *parameters: OptionalTensor) -> None:

@@ -348,5 +348,6 @@ BENCH = benchmark(
         },
         exact=_exact,
         kind=_place,
+        in_graph=True,
     )
 )

@@ -21,6 +21,7 @@ from torch import Tensor
 from .case import Anchor, Case, Inputs, benchmark
 from .jit import cdiv, jit, launch, next_power_of_2, tl
 from .library import operator
+from .plan import Plan, planned, start
 from .tuning import bucketed, config, space
 
 Number = int | float | bool
@@ -92,9 +93,21 @@ space("strided", __file__, [{"TILE": 1024, "num_warps": 4}, {"TILE": 2048, "num_
 _STRIDED = {"TILE": 2048, "num_warps": 4}
 
 
+_LINES = {1: {"BLOCK": 2048, "num_warps": 4}, 2: {"BLOCK": 2048, "num_warps": 4}, 4: {"BLOCK": 1024, "num_warps": 4}, 8: LINES[1]}
+_plans: dict[Any, Plan] = {}
+
+
 def line(op: str, itemsize: int, n: int) -> Any:
     """The configuration of a flat kernel."""
-    return config(op, (itemsize, bucketed(n)), {"BLOCK": 1024 if itemsize >= 4 else 2048, "num_warps": 4})
+    return config(op, (itemsize, bucketed(n)), _LINES[itemsize])
+
+
+def flat_plan(op: str, kernel: Any, x: Tensor, constants: dict[str, Any]) -> Plan:
+    """Of a kernel over the elements of tensors that are laid out alike."""
+    n, itemsize = x.numel(), x.element_size()
+    chosen = line(op, itemsize, n)
+    constants = {**constants, "LONG": n > LONG_FROM, **chosen}
+    return Plan(op, (itemsize, bucketed(n)), _LINES[itemsize], chosen, kernel, (cdiv(n, chosen["BLOCK"]),), (n,), constants)
 
 
 def _shape(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
@@ -146,6 +159,15 @@ def _binary_into(op: str, x: Tensor, y: Tensor | Number, out: Tensor, dtype: tor
                SCALAR=scalar, LONG=n > LONG_FROM, **chosen)  # fmt: skip
         return
     _binary_tiles(op, x, value, out, dtype, scalar)
+
+
+def _alike(x: Tensor, y: Tensor) -> bool:
+    """The usual case, told apart quickly: same shape and dtype, no gaps."""
+    return x.dtype is y.dtype and x.shape == y.shape and x.dtype in COMPUTE_TYPES and x.is_contiguous() and y.is_contiguous()
+
+
+def _binary_plan(op: str, x: Tensor) -> Plan:
+    return flat_plan(op, binary_flat, x, {"OP": _kernel_op(op, x.dtype), "COMPUTE": COMPUTE_TYPES[x.dtype], "SCALAR": False})
 
 
 def _binary_tiles(op: str, x: Tensor, y: Any, out: Tensor, dtype: torch.dtype, scalar: bool) -> None:
@@ -214,6 +236,10 @@ def _register_binary(name: str) -> tuple[Any, Any, Any, Any]:
     plain = BINARIES[name]
 
     def run(x: Tensor, y: Tensor | Number) -> Tensor:
+        if isinstance(y, Tensor) and _alike(x, y):
+            out = torch.empty_like(x)
+            start(planned(_plans, (name, x.dtype, x.numel(), x.get_device()), _binary_plan, name, x), (x, y, out))
+            return out
         out = _binary_empty(x, y) if isinstance(y, Tensor) else _scalar_empty(x, y)
         _binary_into(name, x, y, out, out.dtype)
         return out

@@ -20,6 +20,8 @@ import torch
 
 from . import reduce_kernels as kernels
 from .jit import cdiv, empty, launch, tl
+from .plan import Plan as Launch
+from .plan import start
 from .reduce_plan import COUNTERS, MOST_PIECES, Plan, bucket, copied_shape, default, normalize, plan, reduced_shape, schedule
 from .tuning import config
 
@@ -57,10 +59,8 @@ class Call:
     default: Mapping[str, int] = field(default_factory=dict)
     chosen: Mapping[str, int] | None = None
     """The configuration that what follows was made for."""
-    grid: tuple[int, ...] = ()
-    numbers: tuple[int, ...] = ()
-    constants: tuple[dict[str, Any], ...] = ()
-    """For each stage, see reduce_kernels.py."""
+    stages: tuple[Launch, ...] = ()
+    """Launches of the kernel's stages, see reduce_kernels.py."""
     splits: int = 1
     part: tuple[int, ...] = ()
     two: bool = False
@@ -75,14 +75,15 @@ class Call:
             "AXIS": p.axis, "KEPT": cut.tile_kept, "RED": cut.tile_reduced, "FLAT": cut.flat, "EVEN": cut.even, "ALIGN": p.align,
             "LINEAR": cut.linear, "SOLE": p.s == 1, "ONCE": cut.once, "SPL": cut.combine, **self.fixed, "num_warps": cut.warps,
         }  # fmt: skip
-        self.numbers = (p.kept, cut.k_units, cut.r_units, p.sb, p.sk, p.ss, p.sr, cut.chunks, cut.splits, self.divisor)
+        numbers: tuple[int, ...] = (p.kept, cut.k_units, cut.r_units, p.sb, p.sk, p.ss, p.sr, cut.chunks, cut.splits, self.divisor)
         if self.how == "position":
-            self.numbers = (p.kept, cut.k_units, cut.r_units, p.sb, p.sk, p.sr, cut.splits)
+            numbers = (p.kept, cut.k_units, cut.r_units, p.sb, p.sk, p.sr, cut.splits)
             del tile["SOLE"]
         if self.how == "spread":
             tile["SPL"] = max(1, cut.combine // 4)  # three numbers a piece: with the tile of a sum they would take 178 registers a thread
-        self.grid, self.splits = cut.grid, cut.splits
-        self.constants = tuple({**tile, "STAGE": stage} for stage in (range(3) if cut.splits > 1 else range(1)))
+        kernel, _ = _KERNELS[self.how]
+        self.splits, count = cut.splits, 3 if cut.splits > 1 else 1
+        self.stages = tuple(Launch("", (), {}, {}, kernel, cut.grid, numbers, {**tile, "STAGE": stage}) for stage in range(count))
         self.part = (3, cut.splits, p.kept) if self.how == "spread" else (cut.splits, p.kept)
         self.two = cut.two_launches or cut.blocks > COUNTERS or cut.splits > MOST_PIECES
         self.finish_grid = (cdiv(p.kept, cut.finish_kept),)
@@ -200,18 +201,18 @@ def run(call: Call, x: torch.Tensor) -> torch.Tensor:
 
 
 def _run(call: Call, x: torch.Tensor, out: torch.Tensor) -> None:
-    kernel, finish = _KERNELS[call.how]
+    _, finish = _KERNELS[call.how]
     position = call.how == "position"
     if call.splits == 1:
         unused = (None, None, None) if position else (None, None)
-        launch(kernel, call.grid, x, out, *unused, *call.numbers, **call.constants[0])
+        start(call.stages[0], (x, out, *unused))
         return
     part = empty(call.part, call.acc, x.device)
     pieces = (part, empty(call.part, torch.int64, x.device)) if position else (part,)
     if not (call.two or (x.is_cuda and torch.cuda.is_current_stream_capturing())):
-        launch(kernel, call.grid, x, out, *pieces, _counter(x), *call.numbers, **call.constants[2])
+        start(call.stages[2], (x, out, *pieces, _counter(x)))
         return
-    launch(kernel, call.grid, x, out, *pieces, None, *call.numbers, **call.constants[1])
+    start(call.stages[1], (x, out, *pieces, None))
     if call.splits > MOST_PIECES and call.how == "fold":
         how = "amax" if call.fixed["MAXIMUM"] else "mean" if call.fixed["MEAN"] else "sum"
         again = find(how, part, (0,), False, (call.result, call.divisor))

@@ -15,8 +15,6 @@ Ref: Milakov and Gimelshein 2018 (online normalizer).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -24,8 +22,9 @@ import torch
 import torch.nn.functional as F
 
 from .case import Anchor, Case, Function, Inputs, benchmark
-from .jit import INTERPRETED, cdiv, jit, launch, next_power_of_2, tl
+from .jit import INTERPRETED, cdiv, jit, next_power_of_2, tl
 from .library import operator
+from .plan import Plan, planned, start
 from .replace import replaces, worth
 from .tuning import Config, config, space
 
@@ -186,33 +185,7 @@ def default(block: int, backward: bool) -> Config:
     return {"TILE": 1024, "PER_THREAD": 16 if backward and block <= 16384 else 32, "STAGES": 0, "WARPS": 0}
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a launch needs beside its tensors, worked out once for a shape: it takes longer than the launch."""
-
-    op: str
-    """Whose configuration it was made with; empty: with none."""
-    bucket: tuple[Any, ...]
-    default: Config
-    chosen: Config
-    kernel: Any
-    grid: tuple[int, ...]
-    sizes: tuple[Any, ...]
-    constants: dict[str, Any]
-
-
-PLANS = 1024
 _plans: dict[Any, Plan] = {}
-
-
-def planned(plans: dict[Any, Plan], key: Any, make: Callable[..., Plan], *args: Any) -> Plan:
-    """The plan kept under `key`, made anew when another configuration is forced or was tuned; at most PLANS are kept."""
-    plan = plans.get(key)
-    if plan is None or (plan.op and config(plan.op, plan.bucket, plan.default) is not plan.chosen):
-        if len(plans) >= PLANS:
-            plans.clear()
-        plan = plans[key] = make(*args)
-    return plan
 
 
 def warps(values: int, per_thread: int) -> int:
@@ -282,7 +255,7 @@ def _launch(x: torch.Tensor, dim: int, log: bool, dtype: torch.dtype) -> torch.T
     if x.numel():
         key = (x.shape, x.dtype, dim, log, x.get_device())
         plan = planned(_plans, key, _plan, "softmax", (_rows_forward, _strided_forward), x, dim, log)
-        launch(plan.kernel, plan.grid, x, y, *plan.sizes, **plan.constants)
+        start(plan, (x, y))
     return y
 
 
@@ -291,7 +264,7 @@ def _launch_backward(grad: torch.Tensor, y: torch.Tensor, dim: int, log: bool, d
     if y.numel():
         key = ("backward", y.shape, y.dtype, dim, log, y.get_device())
         plan = planned(_plans, key, _plan, "softmax_backward", (_rows_backward, _strided_backward), y, dim, log)
-        launch(plan.kernel, plan.grid, grad.contiguous(), y.contiguous(), dx, *plan.sizes, **plan.constants)
+        start(plan, (grad.contiguous(), y.contiguous(), dx))
     return dx
 
 

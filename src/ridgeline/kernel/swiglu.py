@@ -22,7 +22,8 @@ from torch.nn import functional
 from .case import Anchor, Case, Inputs, benchmark
 from .jit import cdiv, jit, launch, tl
 from .library import operator
-from .tuning import bucketed, config, space
+from .plan import Plan, planned, start
+from .tuning import Config, bucketed, config, space
 
 
 @jit
@@ -60,9 +61,18 @@ space("swiglu", __file__, _CANDIDATES)
 space("swiglu_backward", __file__, _CANDIDATES)
 
 
+_HALF, _WIDE = {"BLOCK": 2048, "num_warps": 4}, {"BLOCK": 1024, "num_warps": 4}
+_plans: dict[Any, Plan] = {}
+
+
 def _chosen(op: str, n: int, itemsize: int, rows: int) -> Any:
-    # two 128-bit loads an operand and thread in flight; a single row is the flat case
-    return config(op, (itemsize, bucketed(n), rows == 1), {"BLOCK": 2048 if itemsize == 2 else 1024, "num_warps": 4})
+    # a single row is the flat case
+    return config(op, (itemsize, bucketed(n), rows == 1), _usual(itemsize))
+
+
+def _usual(itemsize: int) -> Config:
+    """Two 128-bit loads an operand and thread in flight."""
+    return _HALF if itemsize == 2 else _WIDE
 
 
 def _rows(x: Tensor) -> tuple[Tensor, int]:
@@ -81,17 +91,26 @@ def _rows(x: Tensor) -> tuple[Tensor, int]:
     return x, shape[-1] if shape else 1
 
 
+def _flat(op: str, kernel: Any, x: Tensor, steps: int) -> Plan:
+    """Of tensors without gaps: one long row."""
+    n, itemsize = x.numel(), x.element_size()
+    chosen = _chosen(op, n, itemsize, 1)
+    return Plan(
+        op, (itemsize, bucketed(n), True), _usual(itemsize), chosen, kernel, (cdiv(n, chosen["BLOCK"]),), (n, *(0,) * steps), dict(chosen)
+    )
+
+
 def _launch(gate: Tensor, up: Tensor) -> Tensor:
     if gate.dtype is torch.float64:
         return _reference(gate, up)
-    out = gate.new_empty(gate.shape)
-    total = out.numel()
     if gate.is_contiguous() and up.is_contiguous():
-        rows, n, gate_row, up_row = min(total, 1), total, 0, 0
-    else:
-        n = gate.shape[-1]
-        (gate, gate_row), (up, up_row) = _rows(gate), _rows(up)
-        rows = total // n if n else 0
+        out = torch.empty_like(gate)
+        start(planned(_plans, (gate.dtype, gate.numel(), gate.get_device()), _flat, "swiglu", swiglu_kernel, gate, 2), (gate, up, out))
+        return out
+    out, n = gate.new_empty(gate.shape), gate.shape[-1]
+    total = out.numel()
+    (gate, gate_row), (up, up_row) = _rows(gate), _rows(up)
+    rows = total // n if n else 0
     chosen = _chosen("swiglu", total, gate.element_size(), rows)
     launch(swiglu_kernel, (rows * cdiv(n, chosen["BLOCK"]),), gate, up, out, n, gate_row, up_row, **chosen)
     return out
@@ -108,13 +127,16 @@ def _fake(gate: Tensor, up: Tensor) -> Tensor:
 def _launch_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     if gate.dtype is torch.float64:
         return _reference_backward(grad, gate, up)
-    grad_gate, grad_up = (gate.new_empty(gate.shape) for _ in range(2))
     if grad.is_contiguous() and gate.is_contiguous() and up.is_contiguous():
-        rows, n, steps = min(grad.numel(), 1), grad.numel(), (0, 0, 0, 0, 0)
-    else:
-        n = gate.shape[-1]
-        (grad, grad_row), (gate, gate_row), (up, up_row) = _rows(grad), _rows(gate), _rows(up)
-        rows, steps = (grad.numel() // n if n else 0), (grad_row, gate_row, up_row, n, n)
+        grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(gate)
+        key = ("backward", gate.dtype, gate.numel(), gate.get_device())
+        plan = planned(_plans, key, _flat, "swiglu_backward", swiglu_backward_kernel, gate, 5)
+        start(plan, (grad, gate, up, grad_gate, grad_up))
+        return grad_gate, grad_up
+    grad_gate, grad_up = (gate.new_empty(gate.shape) for _ in range(2))
+    n = gate.shape[-1]
+    (grad, grad_row), (gate, gate_row), (up, up_row) = _rows(grad), _rows(gate), _rows(up)
+    rows, steps = (grad.numel() // n if n else 0), (grad_row, gate_row, up_row, n, n)
     chosen = _chosen("swiglu_backward", grad.numel(), gate.element_size(), rows)
     grid = (rows * cdiv(n, chosen["BLOCK"]),)
     launch(swiglu_backward_kernel, grid, grad, gate, up, grad_gate, grad_up, n, *steps, **chosen)

@@ -201,6 +201,7 @@ def _case(bits: int, ours: Any) -> Case:
         exact=lambda x, q, scale, weight: x.double() @ (
             dequantize_int8(q, scale, torch.float64) if bits == 8 else dequantize_int4(q, scale, BLOCK, x.shape[1], None, torch.float64)
         ).t(),
+        in_graph=True,
         kind=lambda inputs: ("gemv" if inputs[0].shape[0] == 1 else "dot", inputs[3].numel() * inputs[0].shape[0]),
     )  # fmt: skip
 

@@ -105,7 +105,7 @@ def test_one_axis_of_programs(device: str, monkeypatch: pytest.MonkeyPatch) -> N
             compare(reduce.var, torch.var, y, dim)
         assert torch.equal(reduce.argmax(x, 1), reference_argmax(x, 1))
         call = reduce_launch.find("sum", x, 1, False)
-        assert call is not None and call.constants[0]["LINEAR"] and not call.constants[0]["ONCE"] and call.splits > 1
+        assert call is not None and call.stages[0].constants["LINEAR"] and not call.stages[0].constants["ONCE"] and call.splits > 1
 
 
 def test_pieces_too_many_for_a_program(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

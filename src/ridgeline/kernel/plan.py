@@ -1,0 +1,88 @@
+"""A launch worked out once for a shape, and started again with little host time.
+
+    planned(plans, key, make, *args) ──> Plan(kernel, grid, sizes, constants)          made where `key` is new, or was tuned since
+    start(plan, tensors, numbers)    ──> the kernel, with tensors, plan.sizes, numbers (floats) and plan.constants, in this order
+
+`launch` looks at every argument to find what was compiled for it. Sizes and constants of a plan never change, so `start` looks at
+the tensors alone: their dtypes, and whether all are aligned to 16 bytes. What `launch` found is kept with the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import jit
+from .tuning import Config, config
+
+PLANS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a launch needs beside its tensors: working it out takes longer than the launch."""
+
+    op: str
+    """Whose configuration it was made with; empty: with none."""
+    bucket: tuple[Any, ...]
+    default: Config
+    chosen: Config
+    kernel: Any
+    grid: tuple[int, ...]
+    sizes: tuple[Any, ...]
+    constants: dict[str, Any]
+    ready: dict[Any, tuple[Any, Any, Any, tuple[Any, ...]]] = field(default_factory=dict)
+    """Device and dtypes of the tensors → the compiled kernel: how to run it, its function, metadata and last arguments."""
+
+
+def planned(plans: dict[Any, Plan], key: Any, make: Callable[..., Plan], *args: Any) -> Plan:
+    """The plan kept under `key`, made anew when another configuration is forced or was tuned; at most PLANS are kept."""
+    plan = plans.get(key)
+    if plan is None or (plan.op and config(plan.op, plan.bucket, plan.default) is not plan.chosen):
+        if len(plans) >= PLANS:
+            plans.clear()
+        plan = plans[key] = make(*args)
+    return plan
+
+
+def start(plan: Plan, tensors: Sequence[torch.Tensor | None], numbers: tuple[float, ...] = ()) -> None:
+    """Launch the plan's kernel on the current stream."""
+    if jit.INTERPRETED or not jit.HAVE_TRITON or jit._recorder is not None or 0 in plan.grid:
+        jit.launch(plan.kernel, plan.grid, *tensors, *plan.sizes, *numbers, **plan.constants)
+        return
+    device = torch._C._cuda_getDevice()
+    key: list[Any] = [device]
+    pointers: list[int | None] = []
+    together = 0
+    for tensor in tensors:
+        if tensor is None:
+            key.append(None)
+            pointers.append(None)
+        else:
+            pointer = tensor.data_ptr()
+            together |= pointer
+            key.append(tensor.dtype)
+            pointers.append(pointer)
+    if together & 15:
+        jit.launch(plan.kernel, plan.grid, *tensors, *plan.sizes, *numbers, **plan.constants)
+        return
+    ready = plan.ready.get(tuple(key))
+    if ready is None:
+        _first(plan, tuple(key), tensors, numbers)
+        return
+    run, function, metadata, tail = ready
+    height, depth = (*plan.grid, 1, 1)[1:3]
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    run(plan.grid[0], height, depth, stream, function, metadata, None, None, None, *pointers, *plan.sizes, *numbers, *tail)
+
+
+def _first(plan: Plan, key: tuple[Any, ...], tensors: Sequence[torch.Tensor | None], numbers: tuple[float, ...]) -> None:
+    args = (*tensors, *plan.sizes, *numbers)
+    jit.launch(plan.kernel, plan.grid, *args, **plan.constants)
+    kind = jit._kind(plan.kernel, args, plan.constants)
+    found = None if kind is None else jit._ready.get(kind[0])
+    if found is not None:
+        plan.ready[key] = found

@@ -1,0 +1,99 @@
+"""Launches kept with a plan: the right compiled kernel for the tensors at hand, and none for others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ridgeline.kernel import jit
+from ridgeline.kernel.plan import Plan, planned, start
+
+
+class Compiled:
+    """Stands for a compiled kernel: writes down what it is run with."""
+
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self, calls: list[tuple[Any, ...]]) -> None:
+        self.run = lambda *args: calls.append(args)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[Any]]:
+    """(launches through Triton, later ones)."""
+    slow: list[Any] = []
+    quick: list[Any] = []
+
+    def by_triton(kernel: Any, grid: Any, args: Any, constants: Any) -> Compiled:
+        slow.append((grid, args, constants))
+        return Compiled(quick)
+
+    monkeypatch.setattr(jit, "INTERPRETED", False)
+    monkeypatch.setattr(jit, "HAVE_TRITON", True)
+    monkeypatch.setattr(jit, "_ready", {})
+    monkeypatch.setattr(jit, "_launch_by_triton", by_triton)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    return slow, quick
+
+
+class Parameter:
+    def __init__(self, name: str, is_constexpr: bool) -> None:
+        self.name, self.is_constexpr, self.default = name, is_constexpr, None
+
+
+class Kernel:
+    params = tuple(Parameter(name, name == "BLOCK") for name in ("x", "y", "n", "eps", "BLOCK"))
+
+
+def plan() -> Plan:
+    return Plan("", (), {}, {}, Kernel(), (3, 2), (64,), {"BLOCK": 32, "num_warps": 4})
+
+
+def test_the_second_launch_goes_straight_to_the_compiled_kernel(launched: tuple[list[Any], list[Any]]) -> None:
+    slow, quick = launched
+    one, x, y = plan(), torch.zeros(64), torch.zeros(64)
+    start(one, (x, y), (0.5,))
+    assert len(slow) == 1 and not quick
+    assert slow[0] == ((3, 2), (x, y, 64, 0.5), {"BLOCK": 32, "num_warps": 4})
+    start(one, (y, x), (0.25,))
+    assert len(slow) == 1
+    assert quick == [(3, 2, 1, 7, "function", "metadata", None, None, None, y.data_ptr(), x.data_ptr(), 64, 0.25, 32)]
+
+
+@pytest.mark.parametrize(
+    "other", [lambda x: x.double(), lambda x: x.new_zeros(80)[1:65], lambda x: None], ids=["dtype", "unaligned", "missing"]
+)
+def test_another_kind_of_tensor_does_not_get_the_same_kernel(launched: tuple[list[Any], list[Any]], other: Any) -> None:
+    slow, quick = launched
+    one, x = plan(), torch.zeros(64)
+    start(one, (x, x), (0.5,))
+    start(one, (x, other(x)), (0.5,))
+    assert len(slow) == 2 and not quick
+
+
+def test_an_empty_grid_starts_nothing(launched: tuple[list[Any], list[Any]]) -> None:
+    slow, quick = launched
+    x = torch.zeros(64)
+    start(Plan("", (), {}, {}, Kernel(), (0,), (0,), {"BLOCK": 32}), (x, x), (0.5,))
+    assert not slow and not quick
+
+
+def test_recorded_launches_are_seen_by_triton(launched: tuple[list[Any], list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, _ = launched
+    one, x = plan(), torch.zeros(64)
+    start(one, (x, x), (0.5,))
+    monkeypatch.setattr(jit, "_recorder", [])
+    start(one, (x, x), (0.5,))
+    assert len(slow) == 2
+
+
+def test_plans_are_kept_until_there_are_many() -> None:
+    plans: dict[Any, Plan] = {}
+    first = planned(plans, "a", plan)
+    assert planned(plans, "a", plan) is first and planned(plans, "b", plan) is not first
+    for number in range(1100):
+        planned(plans, number, plan)
+    assert len(plans) <= 1024
