@@ -379,6 +379,7 @@ def test_wins_begin_where_no_larger_row_is_lost() -> None:
     busy["ours"]["host_us"], busy["eager"]["host_us"] = 100.0, 10.0  # 1.1 against 1.06 ms, but launches are ahead of the GPU
     assert sizes_won([busy]) == {"double||float32": {"eager": 10, "compile": 10}}
     assert wins_table([busy])["double||float32"]["saved_us"] == pytest.approx(50.0)
+    assert wins_table([busy])["double||float32"]["saved_host_us"] == pytest.approx(-90.0)
     both = {**busy, "backward": True, "ours": {**busy["ours"], "gpu_ms": 0.5}, "eager": {**busy["eager"], "gpu_ms": 0.55}}
     assert sizes_won([busy, both]) == {"double||float32": {"eager": None, "compile": 10}}  # less than six calls' worth of work
     lost = won(10, 1.0, 1.0, 2.0)

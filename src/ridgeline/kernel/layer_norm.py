@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from ..core.errors import OptionError
 from .case import Anchor, Case, Function, Inputs, benchmark
 from .jit import cdiv, empty, launch, next_power_of_2, tl
-from .library import operator
+from .library import operator, without_gradient
 from .norm_kernels import KERNELS, _backward, _backward_long, _columns, _forward, _forward_long, _reduce
 from .plan import Plan, planned, start
 from .replace import replaces, worth
@@ -67,10 +67,10 @@ def default_backward(block: int, size: int) -> Config:
     return BACKWARD_SPACE[4 if size > 2 and block <= 4096 else 2]
 
 
-def _plan(op: str, x: torch.Tensor, cols: int) -> Plan:
+def _plan(op: str, x: torch.Tensor, cols: int, center: bool) -> Plan:
     wide = x.dtype == torch.float64
     rows = x.numel() // cols
-    constants: dict[str, Any] = {"ACC": tl.float64 if wide else tl.float32}
+    constants: dict[str, Any] = {"ACC": tl.float64 if wide else tl.float32, "CENTER": center}
     if cols > (IN_REGISTERS // 4 if wide else IN_REGISTERS):
         constants |= {"BLOCK": _CHUNK, "STAGES": 2, "num_warps": 8}
         return Plan("", (), {}, {}, _forward_long, (rows,), (cols,), constants)
@@ -85,17 +85,18 @@ def _plan(op: str, x: torch.Tensor, cols: int) -> Plan:
 
 
 def forward(op: str, x: torch.Tensor, residual: OptionalTensor, weight: OptionalTensor, bias: OptionalTensor, cols: int, eps: float,
-            center: bool) -> tuple[torch.Tensor, OptionalTensor, OptionalTensor, torch.Tensor]:  # fmt: skip
-    """Launch a forward: (y, x + residual, mean, rstd)."""
+            center: bool, stats: bool = True) -> tuple[torch.Tensor, OptionalTensor, OptionalTensor, OptionalTensor]:  # fmt: skip
+    """Launch a forward: (y, x + residual, mean, rstd); neither of the last two without `stats`."""
     x = x.contiguous()
-    stats = torch.float64 if x.dtype is torch.float64 else torch.float32
-    rows = x.numel() // cols if cols else 0
     y = torch.empty_like(x)
     total = None if residual is None else torch.empty_like(x)
-    rstd = empty((rows,), stats, x.device)
-    mean = torch.empty_like(rstd) if center else None
-    if rows:
-        plan = planned(_plans, (op, x.shape, x.dtype, cols, x.get_device()), _plan, op, x, cols)
+    mean = rstd = None
+    if stats:
+        rows = x.numel() // cols if cols else 0
+        rstd = empty((rows,), torch.float64 if x.dtype is torch.float64 else torch.float32, x.device)
+        mean = torch.empty_like(rstd) if center else None
+    if x.numel():
+        plan = planned(_plans, (op, x.shape, x.dtype, cols, x.get_device()), _plan, op, x, cols, center)
         residual = None if residual is None else residual.contiguous()
         weight = None if weight is None else weight.contiguous()
         bias = None if bias is None else bias.contiguous()
@@ -266,6 +267,8 @@ def layer_norm(x: torch.Tensor, normalized_shape: Sequence[int], weight: Optiona
     """(x - mean) / sqrt(variance + eps) * weight + bias over the trailing dims `normalized_shape`."""
     shape = tuple(normalized_shape)
     check_fits(x, shape, weight, bias)
+    if without_gradient(x, weight, bias):
+        return forward("layer_norm", x, None, weight, bias, prod(shape), eps, True, stats=False)[0]
     y: torch.Tensor = layer_norm_op(x, weight, bias, prod(shape), eps)[0]
     return y
 

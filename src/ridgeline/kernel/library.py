@@ -79,6 +79,15 @@ def _unseen(first: Any) -> bool:
     )  # fmt: skip
 
 
+def without_gradient(first: Any, *rest: torch.Tensor | None) -> bool:
+    """Whether a function may skip what only a gradient, or somebody who listens, would need of its operator."""
+    if torch.compiler.is_compiling() or torch._C._len_torch_function_stack() or not _unseen(first):
+        return False
+    if not INTERPRETED and first.get_device() != torch.cuda.current_device():
+        return False
+    return not (torch.is_grad_enabled() and (first.requires_grad or any([x is not None and x.requires_grad for x in rest])))
+
+
 def _caller(overload: Any, launch: Implementation, function: Any) -> Any:
     """Calls `launch`, or the autograd function, itself where nobody is listening; `.overload` is the operator proper.
 

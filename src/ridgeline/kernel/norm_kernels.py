@@ -28,7 +28,8 @@ def _moments(n, mean, squares, n2, mean2, squares2):  # type: ignore[no-untyped-
 
 @jit
 def _forward_tile(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, tile, rows, width, eps, ACC: tl.constexpr,  # type: ignore[no-untyped-def]
-                  FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, LATE: tl.constexpr):  # fmt: skip
+                  FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, LATE: tl.constexpr,
+                  CENTER: tl.constexpr):  # fmt: skip
     start = tl.arange(0, BLOCK // CHUNK)[None, :] * CHUNK
     col = start[:, :, None] + tl.arange(0, CHUNK)[None, None, :]
     row = (tl.arange(0, ROWS).to(tl.int64) + tile * ROWS)[:, None, None]
@@ -51,7 +52,7 @@ def _forward_tile(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, 
     if r_ptr is not None:
         tl.store(s_ptr + at, total, mask=inside)
         x = total.to(ACC)
-    if mean_ptr is not None:
+    if CENTER:
         n = (tl.zeros([ROWS, BLOCK // CHUNK], ACC) + CHUNK) if FULL else \
             tl.zeros([ROWS, BLOCK // CHUNK], ACC) + tl.minimum(tl.maximum(width - start, 0), CHUNK)  # fmt: skip
         middle = tl.sum(x, 2) / tl.maximum(n, 1.0)
@@ -76,21 +77,22 @@ def _forward_tile(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, 
     tl.store(y_ptr + at, y, mask=inside)
     if mean_ptr is not None:
         tl.store(mean_ptr + line, mean, mask=None if FULL else line < rows)
-    tl.store(rstd_ptr + line, rstd, mask=None if FULL else line < rows)
+    if rstd_ptr is not None:  # nobody needs it without a gradient
+        tl.store(rstd_ptr + line, rstd, mask=None if FULL else line < rows)
 
 
 @jit
 def _forward(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, rows, cols, eps, ACC: tl.constexpr, VEC: tl.constexpr,  # type: ignore[no-untyped-def]
              FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, LATE: tl.constexpr,
-             STAGES: tl.constexpr):  # fmt: skip
+             CENTER: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     width = cols // VEC * VEC  # no change; tells the compiler what divides the row, for wide loads
     if STAGES:
         for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
             _forward_tile(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, tile, rows, width, eps, ACC, FULL, ROWS, BLOCK,
-                          CHUNK, LATE)  # fmt: skip
+                          CHUNK, LATE, CENTER)  # fmt: skip
     else:
         _forward_tile(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, tl.program_id(0), rows, width, eps, ACC, FULL, ROWS,
-                      BLOCK, CHUNK, LATE)  # fmt: skip
+                      BLOCK, CHUNK, LATE, CENTER)  # fmt: skip
 
 
 @jit
@@ -103,17 +105,18 @@ def _summed(x_ptr, r_ptr, at, inside, ACC: tl.constexpr):  # type: ignore[no-unt
 
 @jit
 def _forward_long(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, cols, eps, ACC: tl.constexpr,  # type: ignore[no-untyped-def]
-                  BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+                  BLOCK: tl.constexpr, CENTER: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     step = tl.arange(0, BLOCK)
     mean = 0.0
-    if mean_ptr is not None:
+    if CENTER:
         total = tl.zeros([BLOCK], ACC)
         for chunk in tl.range(0, tl.cdiv(cols, BLOCK), num_stages=STAGES):
             col = chunk * BLOCK + step
             total += _summed(x_ptr, r_ptr, row * cols + col, col < cols, ACC).to(ACC)
         mean = tl.sum(total, 0) / cols
-        tl.store(mean_ptr + row, mean)
+        if mean_ptr is not None:
+            tl.store(mean_ptr + row, mean)
     squares = tl.zeros([BLOCK], ACC)
     for chunk in tl.range(0, tl.cdiv(cols, BLOCK), num_stages=STAGES):
         col = chunk * BLOCK + step
@@ -121,7 +124,8 @@ def _forward_long(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, 
         x = tl.where(col < cols, x - mean, 0.0)
         squares += x * x
     rstd = tl.rsqrt(tl.sum(squares, 0) / cols + eps)
-    tl.store(rstd_ptr + row, rstd)
+    if rstd_ptr is not None:
+        tl.store(rstd_ptr + row, rstd)
     for chunk in tl.range(0, tl.cdiv(cols, BLOCK), num_stages=STAGES):
         col = chunk * BLOCK + step
         inside = col < cols

@@ -4,7 +4,7 @@
     worth("softmax", x, size, kind) ──tables/<device>-wins.json──> whether ours beat torch there, measured
 
 A line of the table is `op|kind|dtype`: the size from which ours won in every row measured, against eager (host and GPU time
-together) and against torch.compile (GPU time), and the microseconds saved at that size. No line, no replacement.
+together) and against torch.compile (GPU time), and the microseconds saved. No line, no replacement.
 """
 
 from __future__ import annotations
@@ -30,12 +30,22 @@ class Win:
     compiled: int | None
     saved_us: float
     """Host and GPU time saved against eager at the smallest size that wins: larger ones save more."""
+    saved_host_us: float
+    """The least host time saved, of any size that wins."""
+
+
+@dataclass(slots=True)
+class Saved:
+    """What replacements since the start saved at least, by the table."""
+
+    us: float = 0.0
+    host_us: float = 0.0
 
 
 _wins: dict[tuple[str, str, torch.dtype], Win] = {}
 _loaded = False
 _everywhere = False
-_saved_us = 0.0
+saved = Saved()
 
 
 def replaces(op: str, *functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -49,8 +59,11 @@ def replaces(op: str, *functions: Any) -> Callable[[Callable[..., Any]], Callabl
     return register
 
 
-def worth(op: str, x: torch.Tensor, size: int, kind: str = "") -> bool:
-    """Whether ours is known to be faster than torch's for this operand; torch.compile asks while it traces."""
+def worth(op: str, x: torch.Tensor, size: int, kind: str = "", share: float = 1.0) -> bool:
+    """Whether ours is known to be faster than torch's for this operand; torch.compile asks while it traces.
+
+    `share`: the part this call does of what the table's rows were measured with.
+    """
     if _everywhere:
         return x.is_cuda or INTERPRETED
     win = _wins.get((op, kind, x.dtype))
@@ -60,14 +73,9 @@ def worth(op: str, x: torch.Tensor, size: int, kind: str = "") -> bool:
         return win.compiled is not None and size >= win.compiled
     if win.eager is None or size < win.eager:
         return False
-    global _saved_us
-    _saved_us += win.saved_us
+    saved.us += share * win.saved_us
+    saved.host_us += share * win.saved_host_us
     return True
-
-
-def saved_us() -> float:
-    """Microseconds that replacements since the start saved at least, by the table."""
-    return _saved_us
 
 
 def load_wins() -> None:
@@ -83,7 +91,8 @@ def parse_wins(lines: dict[str, Any]) -> dict[tuple[str, str, torch.dtype], Win]
     found = {}
     for name, line in lines.items():
         op, kind, dtype = name.split("|")
-        found[op, kind, getattr(torch, dtype)] = Win(line.get("eager"), line.get("compile"), float(line.get("saved_us", 0.0)))
+        times = float(line.get("saved_us", 0.0)), float(line.get("saved_host_us", 0.0))
+        found[op, kind, getattr(torch, dtype)] = Win(line.get("eager"), line.get("compile"), *times)
     return found
 
 

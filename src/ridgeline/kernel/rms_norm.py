@@ -24,7 +24,7 @@ from ..core.errors import OptionError
 from . import layer_norm as shared
 from .case import Anchor, Case, Function, Inputs, benchmark
 from .layer_norm import OptionalTensor, check_fits, fake_backward, reference_backward, replaceable
-from .library import operator
+from .library import operator, without_gradient
 from .norm_kernels import KERNELS
 from .replace import replaces
 from .softmax import HALVES, columns_kind
@@ -143,7 +143,13 @@ def _columns(x: torch.Tensor, weight: OptionalTensor) -> int:
 
 def rms_norm(x: torch.Tensor, weight: OptionalTensor = None, eps: float | None = None) -> torch.Tensor:
     """x / sqrt(mean x² + eps) * weight over the trailing dims of the weight's shape (the last dim without a weight)."""
-    y: torch.Tensor = rms_norm_op(x, weight, _columns(x, weight), _epsilon(x, eps))[0]
+    return _normed(x, weight, _columns(x, weight), _epsilon(x, eps))
+
+
+def _normed(x: torch.Tensor, weight: OptionalTensor, cols: int, eps: float) -> torch.Tensor:
+    if without_gradient(x, weight):
+        return shared.forward("rms_norm", x, None, weight, None, cols, eps, False, stats=False)[0]
+    y: torch.Tensor = rms_norm_op(x, weight, cols, eps)[0]
     return y
 
 
@@ -163,7 +169,7 @@ def _stand_in(input: Any, normalized_shape: Any, weight: Any = None, eps: float 
         return NotImplemented
     if not replaceable("rms_norm", input, normalized_shape, weight):
         return NotImplemented
-    return rms_norm_op(input, weight, prod(normalized_shape), _epsilon(input, eps))[0]
+    return _normed(input, weight, prod(normalized_shape), _epsilon(input, eps))
 
 
 def _make(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Inputs:

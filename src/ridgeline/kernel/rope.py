@@ -22,7 +22,7 @@ from torch import Tensor
 from ..core.errors import OptionError
 from .case import Anchor, Case, Inputs, benchmark
 from .jit import cdiv, jit, next_power_of_2, tl
-from .library import operator
+from .library import operator, without_gradient
 from .plan import PLANS, Plan, planned, start
 from .tuning import bucketed, config, space
 
@@ -176,10 +176,10 @@ def _plan(query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor, outs: tup
 
 
 def _rotate(query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor, signed: bool, transposed: bool,
-            seq_dim: int) -> tuple[Tensor, Tensor]:  # fmt: skip
+            seq_dim: int, layout: tuple[Any, ...] | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
     other = query if key is None else key
-    layout: tuple[Any, ...] = (query.shape, query.stride(), other.shape, other.stride(), cos.shape, cos.stride(), sin.stride(), signed,
-                               transposed, seq_dim, query.dtype, key is None, query.get_device())  # fmt: skip
+    if layout is None:
+        layout = (*_layout(query, other, cos, sin, signed, transposed, seq_dim), key is None)
     if layout in _plain_layouts:
         query_out = torch.empty_like(query)
         key_out = query_out if key is None else torch.empty_like(other)
@@ -199,6 +199,11 @@ def _rotate(query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor, signed:
     )
     start(plan, (query, other, cos, sin, query_out, key_out))
     return query_out, key_out
+
+
+def _layout(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, signed: bool, transposed: bool, seq_dim: int) -> tuple[Any, ...]:
+    return (query.shape, query.stride(), key.shape, key.stride(), cos.shape, cos.stride(), sin.shape, sin.stride(), signed, transposed,
+            seq_dim, query.dtype, key.dtype, query.get_device())  # fmt: skip
 
 
 def _is_plain(x: Tensor) -> bool:
@@ -260,18 +265,6 @@ _rope_one = operator("rope_one(Tensor x, Tensor cos, Tensor sin, bool signed, bo
                      launch=_launch_one, reference=_reference_one, fake=_fake_one, setup=_setup, backward=_backward_one)  # fmt: skip
 
 
-_right: set[Any] = set()
-"""Shapes that were checked."""
-
-
-def _remember(shapes: Any) -> None:
-    if torch.compiler.is_compiling():  # Dynamo would guard on the whole set
-        return
-    if len(_right) >= PLANS:
-        _right.clear()
-    _right.add(shapes)
-
-
 def _checked(x: Tensor, cos: Tensor, sin: Tensor, seq_dim: int) -> None:
     if seq_dim not in (1, 2):
         raise OptionError(f"seq_dim = {seq_dim}", why="tokens are dimension 1 of [B,T,H,D] or 2 of [B,H,T,D]", do="give 1 or 2")
@@ -281,25 +274,20 @@ def _checked(x: Tensor, cos: Tensor, sin: Tensor, seq_dim: int) -> None:
     if cos.shape != sin.shape or (cos.shape != table and cos.shape not in ((x.shape[0], *table), (1, *table))):
         raise OptionError(f"cos and sin of shape {tuple(cos.shape)}, {tuple(sin.shape)} for x of {tuple(x.shape)}",
                           why="both must be [T,D] or [B,T,D]", do="cut them to the tokens of x, and check seq_dim")  # fmt: skip
-
-
-def _without_gradient(cos: Tensor, sin: Tensor) -> None:
     if (cos.requires_grad or sin.requires_grad) and torch.is_grad_enabled():
         raise OptionError("cos or sin asks for a gradient", why="rope has none for them", do="detach them, or use plain torch")
 
 
 def rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, signed: bool = False, seq_dim: int = 1) -> tuple[Tensor, Tensor]:
     """x * cos + cat(-x2, x1) * sin of query and key [B,T,H,D] (seq_dim=2: [B,H,T,D]); `signed`: the minus is already in sin."""
-    shapes = (query.shape, key.shape, cos.shape, sin.shape, query.dtype, seq_dim)
-    if torch.compiler.is_compiling() or shapes not in _right:  # checking takes longer than the launch
-        _checked(query, cos, sin, seq_dim)
-        wanted = (*query.shape[:2], key.shape[2], query.shape[3]) if seq_dim == 1 else (query.shape[0], key.shape[1], *query.shape[2:])
-        if key.shape != wanted:
-            raise OptionError(
-                f"key {tuple(key.shape)} with query {tuple(query.shape)}", why="only heads may differ", do="check their layouts"
-            )
-        _remember(shapes)
-    _without_gradient(cos, sin)
+    if without_gradient(query, key, cos, sin):
+        layout = (*_layout(query, key, cos, sin, signed, False, seq_dim), False)
+        if layout in _plain_layouts:  # was checked before; checking takes longer than the launch
+            return _rotate(query, key, cos, sin, signed, False, seq_dim, layout)
+    _checked(query, cos, sin, seq_dim)
+    wanted = (*query.shape[:2], key.shape[2], query.shape[3]) if seq_dim == 1 else (query.shape[0], key.shape[1], *query.shape[2:])
+    if key.shape != wanted:
+        raise OptionError(f"key {tuple(key.shape)} with query {tuple(query.shape)}", why="only heads may differ", do="check their layouts")
     if query.dtype is not key.dtype:
         rest = (cos, sin, signed, False, seq_dim)
         return _rope_one(query, *rest), _rope_one(key, *rest)
@@ -310,7 +298,6 @@ def rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *, signed: bool =
 def rope_one(x: Tensor, cos: Tensor, sin: Tensor, *, signed: bool = False, seq_dim: int = 1) -> Tensor:
     """`rope` of one tensor."""
     _checked(x, cos, sin, seq_dim)
-    _without_gradient(cos, sin)
     result: Tensor = _rope_one(x, cos, sin, signed, False, seq_dim)
     return result
 

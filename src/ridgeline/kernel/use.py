@@ -6,9 +6,9 @@
     kernels.report()                            {operator: times it ran in place of torch's}
 
 torch.compile traces through both: what wins against compiled code becomes one node of the graph, the rest is left to it.
-No aten operator is overridden: code outside the block and other models are untouched. Looking up a call costs about 1 µs on
-the host. A model remembers, for each shape of its inputs, whether replacing saved more than looking up cost, by the table, and if
-not it runs without. A step limited by the host can still lose: docs/kernels.md. Ref: torch.overrides, __torch_function__ modes.
+No aten operator is overridden: code outside the block and other models are untouched. Looking up a call costs the host a microsecond
+or two. A model finds out in its first passes, for each shape of its inputs, whether replacing saves more than looking up costs, and
+if not it runs without: `Trial`. Ref: torch.overrides, __torch_function__ modes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -25,8 +27,8 @@ from torch.overrides import TorchFunctionMode
 
 from . import replace
 
-LOOK_UP_US = 1.5
-"""Host time a torch call costs more inside the block; 1.2 measured."""
+GPU_BEHIND = 1.2
+"""A pass that takes the GPU so many times as long as the host is one in which the host does not matter."""
 Undo = Callable[[], None]
 
 
@@ -41,18 +43,18 @@ class Kernels(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = replace.REPLACEMENTS.get(func)
+        compiling = torch.compiler.is_compiling()
+        if not compiling:
+            self.calls += 1
         if found is None:
-            if not torch.compiler.is_compiling():
-                self.calls += 1
             return func(*args, **(kwargs or {}))
         op, stand_in = found
         out = stand_in(*args, **(kwargs or {}))
         if out is NotImplemented:
             return func(*args, **(kwargs or {}))
-        if torch.compiler.is_compiling():
+        if compiling:
             _note_compiled(op)
         else:
-            self.calls += 1
             self.replaced[op] += 1
         return out
 
@@ -104,22 +106,20 @@ def load_operators() -> tuple[str, ...]:
 def _wrap(model: torch.nn.Module, kernels: Kernels) -> Undo:
     """Run the model's forward inside the block, except for shapes where that was seen not to pay."""
     forward = model.forward
-    pays: dict[Any, bool] = {}
+    trials: dict[Any, Trial] = {}
 
     def with_kernels(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             with kernels:
                 return forward(*args, **kwargs)
         key = (torch.is_grad_enabled(), model.training, *(_signature(arg) for arg in args), *(_signature(arg) for arg in kwargs.values()))
-        known = pays.get(key)
-        if known is False:
+        trial = trials.get(key)
+        if trial is None:
+            trial = trials[key] = Trial()
+        if trial.pays() is False:
             return forward(*args, **kwargs)
-        calls, saved = kernels.calls, replace.saved_us()
-        with kernels:
-            out = forward(*args, **kwargs)
-        if known is None:
-            pays[key] = replace._everywhere or replace.saved_us() - saved > (kernels.calls - calls) * LOOK_UP_US
-        return out
+        with trial.watched(kernels), kernels:
+            return forward(*args, **kwargs)
 
     own = "forward" in vars(model)
     model.forward = with_kernels
@@ -131,6 +131,77 @@ def _wrap(model: torch.nn.Module, kernels: Kernels) -> Undo:
             del model.forward
 
     return undo
+
+
+class Trial:
+    """Whether a forward of one shape pays, found out in its first passes without waiting for the GPU.
+
+    The first pass, which compiles, tells what the table says was saved and how many calls were looked up. The next are timed, on the
+    host and, by two events, on the GPU. Where the GPU takes longer, replacing pays if GPU and host time saved exceed the look-ups;
+    where it keeps up with the host, only if host time saved does.
+    """
+
+    PASSES = 3
+
+    def __init__(self) -> None:
+        self.known: bool | None = None
+        self.passes = 0
+        self.saved_us = self.host_us = self.looked_up_us = 0.0
+        self.spans: list[tuple[float, Any, Any]] = []
+
+    def pays(self) -> bool | None:
+        """None until it is known."""
+        if self.known is None and len(self.spans) >= self.PASSES and self.spans[-1][2].query():
+            timed = [(host_ms, begin.elapsed_time(end)) for host_ms, begin, end in self.spans]
+            self.known = self.judged(any(gpu_ms > GPU_BEHIND * host_ms for host_ms, gpu_ms in timed))
+            self.spans = []
+        return self.known
+
+    def judged(self, gpu_is_behind: bool) -> bool:
+        """The rule itself."""
+        return (self.saved_us if gpu_is_behind else self.host_us) > self.looked_up_us
+
+    @contextmanager
+    def watched(self, kernels: Kernels) -> Iterator[None]:
+        """Around a pass with our kernels, while nothing is known."""
+        if self.known is not None or replace._everywhere:
+            yield
+            return
+        self.passes += 1
+        calls, us, host_us = kernels.calls, replace.saved.us, replace.saved.host_us
+        timing = self.passes > 1 and len(self.spans) < self.PASSES and _can_time()
+        begin, end = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) if timing else (None, None)
+        start = perf_counter()
+        if begin is not None:
+            begin.record()
+        yield
+        if end is not None:
+            end.record()
+            self.spans.append(((perf_counter() - start) * 1e3, begin, end))
+        self.saved_us, self.host_us = replace.saved.us - us, replace.saved.host_us - host_us
+        self.looked_up_us = (kernels.calls - calls) * look_up_us()
+        if self.saved_us <= self.looked_up_us and self.host_us <= self.looked_up_us:
+            self.known = False  # whoever is behind
+
+
+def _can_time() -> bool:
+    return torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
+
+
+@lru_cache(maxsize=1)
+def look_up_us() -> float:
+    """Host time a torch call costs more inside the block, on this machine."""
+    x, kernels = torch.zeros(()), Kernels()
+
+    def spent_us() -> float:
+        start = perf_counter()
+        for _ in range(100):
+            x.dim()
+        return (perf_counter() - start) * 1e4
+
+    outside = min(spent_us() for _ in range(5))
+    with kernels:
+        return max(0.0, min(spent_us() for _ in range(5)) - outside)
 
 
 def _signature(value: Any) -> Any:

@@ -23,7 +23,7 @@ def test_forward(dtype: str, residual: bool) -> None:
     signature = {**dict.fromkeys(tensors, dtype), "rstd_ptr": "*fp32", "rows": "i32", "cols": "i32", "eps": "fp32"}
     absent = dict.fromkeys(("b_ptr", "mean_ptr", *(() if residual else ("r_ptr", "s_ptr"))))
     constants = {**absent, "ACC": tl.float32, "VEC": 1, "FULL": True, "ROWS": 1, "BLOCK": 4096, "STAGES": chosen["STAGES"],
-                 "CHUNK": 4 if dtype == "*fp32" else 8, "LATE": chosen["LATE"]}  # fmt: skip
+                 "CHUNK": 4 if dtype == "*fp32" else 8, "LATE": chosen["LATE"], "CENTER": False}  # fmt: skip
     count = shared.warps(4096, chosen["PER_THREAD"])
     code = compiled(shared._forward, signature, constants, num_warps=count, aligned=tuple(signature)[:-1])
     assert code.spills == 0

@@ -1,13 +1,14 @@
 """The dispatch table: from which size on ours beat torch, by what was measured.
 
-    rows ──wins_table──> {"op|kind|dtype": {"eager": least size, "compile": least size, "saved_us": at the first}}      null where never
+    rows ──wins_table──> {"op|kind|dtype": {"eager": least size, "compile": least size, "saved_us", "saved_host_us"}}   null where never
 
 Eager: host plus GPU time of ours at most eager's; where the GPU is what one waits for, GPU time alone. It is, where a call keeps it
 busy for longer than the host needs for the call, six calls for a forward and backward (96 and 135 µs of host time were measured
 in a chain of softmax and swiglu, whose calls take about 20): launches are ahead of it then. Compile: GPU time of ours at most
 0.97 of torch.compile's, since inside a compiled graph an operator of ours also stops fusion. A size counts when every row of it
 and of every larger one was won, forward and backward. Rows that torch.compile could not run say nothing about it; rows that ours
-could not run are lost.
+could not run are lost. saved_us: what a call saves at the first of these sizes; saved_host_us: the least host time a call saves at
+any of them, negative where ours costs the host more.
 """
 
 from __future__ import annotations
@@ -36,7 +37,19 @@ def wins_table(rows: Iterable[Row]) -> dict[str, dict[str, float | None]]:
 def _line(rows: list[Row]) -> dict[str, float | None]:
     eager = _least(rows, beats_eager)
     saved = [_saved_us(row) for row in rows if row["elements"] == eager]
-    return {"eager": eager, "compile": _least(rows, beats_compile), "saved_us": round(min(saved, default=0.0), 1)}
+    host = [_saved_host_us(row) for row in rows if eager is not None and row["elements"] >= eager]
+    return {
+        "eager": eager,
+        "compile": _least(rows, beats_compile),
+        "saved_us": round(min(saved, default=0.0), 1),
+        "saved_host_us": round(min(host, default=0.0), 1),
+    }
+
+
+def _saved_host_us(row: Row) -> float:
+    if row["eager"] is None or row["eager"]["host_us"] is None:
+        return 0.0
+    return float(row["eager"]["host_us"]) - float(row["ours"]["host_us"] or 0.0)
 
 
 def _saved_us(row: Row) -> float:
