@@ -1,4 +1,4 @@
-"""Whether a model keeps using our kernels for a shape: the rule, and what feeds it."""
+"""Whether a model keeps using our kernels for a shape: by trying, pass by pass, on clocks made up here."""
 
 from __future__ import annotations
 
@@ -8,77 +8,79 @@ import pytest
 import torch
 
 from ridgeline.kernel import replace, use
-from ridgeline.kernel.use import Kernels, Trial, look_up_us, use_kernels
+from ridgeline.kernel.use import Trial, use_kernels
 
 
-class Event:
-    """Stands for a CUDA event: a time, and whether the GPU has come there."""
+class Model(torch.nn.Module):
+    """Takes so long with our kernels and so long without; the very first pass compiles."""
 
-    def __init__(self, ms: float, done: bool = True) -> None:
-        self.ms, self.done = ms, done
+    def __init__(self, clock: list[float], ours_s: float, plain_s: float) -> None:
+        super().__init__()
+        self.clock, self.ours_s, self.plain_s = clock, ours_s, plain_s
+        self.turns: list[bool] = []
 
-    def query(self) -> bool:
-        return self.done
-
-    def elapsed_time(self, end: Event) -> float:
-        return end.ms - self.ms
-
-
-def trial(gpu_ms: float, saved_us: float, host_us: float, done: bool = True) -> Trial:
-    one = Trial()
-    one.saved_us, one.host_us, one.looked_up_us = saved_us, host_us, 100.0
-    one.spans = [(10.0, Event(0.0), Event(gpu_ms, done)) for _ in range(Trial.PASSES)]
-    return one
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ours = not replace._nowhere
+        self.clock[0] += (self.ours_s if ours else self.plain_s) + (100.0 if not self.turns else 0.0)
+        self.turns.append(ours)
+        return torch.nn.functional.softmax(x, -1)
 
 
-@pytest.mark.parametrize(
-    ("gpu_ms", "saved_us", "host_us", "pays"),
-    [
-        (20.0, 150.0, -50.0, True),  # the GPU is behind: its time counts
-        (20.0, 50.0, -50.0, False),
-        (10.5, 150.0, -50.0, False),  # it keeps up: only the host's counts
-        (10.5, 150.0, 120.0, True),
-    ],
-)
-def test_who_is_behind_decides_what_counts(gpu_ms: float, saved_us: float, host_us: float, pays: bool) -> None:
-    assert trial(gpu_ms, saved_us, host_us).pays() is pays
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    use.load_operators()
+    monkeypatch.setattr(use, "perf_counter", lambda: now[0])
+    monkeypatch.setitem(replace.REPLACEMENTS, torch.nn.functional.softmax, ("softmax", lambda x, *args, **kwargs: x))
+    return now
 
 
-def test_nothing_is_known_before_the_gpu_is_there() -> None:
-    one = trial(20.0, 150.0, 0.0, done=False)
-    assert one.pays() is None
-    one.spans[-1][2].done = True
-    assert one.pays() is True and one.spans == []
-
-
-def test_a_pass_that_saves_nothing_ends_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(use, "look_up_us", lambda: 1.0)
-    one, kernels = Trial(), Kernels()
-    with one.watched(kernels), kernels:
-        torch.ones(2).add(1)
-    assert one.known is False and one.looked_up_us > 0
-
-
-def test_a_pass_that_saves_goes_on_and_counts_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(use, "look_up_us", lambda: 1.0)
-    one, kernels = Trial(), Kernels()
-    with one.watched(kernels), kernels:
-        replace.saved.us += 500.0
-        replace.saved.host_us -= 5.0
-    assert one.known is None and (one.saved_us, one.host_us) == (500.0, -5.0)
-
-
-def test_a_look_up_costs_something_but_not_much() -> None:
-    assert 0.0 < look_up_us() < 100.0
-
-
-def test_a_model_runs_plain_where_nothing_is_replaced() -> None:
-    model = torch.nn.Linear(4, 4)
+@pytest.mark.parametrize(("ours_s", "pays"), [(1.0, True), (1.9, True), (2.1, False)])
+def test_a_model_goes_on_with_what_was_faster(clock: list[float], ours_s: float, pays: bool) -> None:
+    model = Model(clock, ours_s, 2.0)
     kernels = use_kernels(model)
-    seen: list[Any] = []
-    model.register_forward_pre_hook(lambda module, args: seen.append(torch._C._len_torch_function_stack()))
-    x = torch.randn(2, 4)
-    first, calls = model(x), kernels.calls
-    assert calls > 0
-    assert torch.equal(model(x), first) and kernels.calls == calls
+    x = torch.ones(2, 3)
+    for _ in range(60):
+        model(x)
+    half = Trial.UNCOUNTED + Trial.COUNTED
+    assert model.turns[:half] == [True] * half and model.turns[half : 2 * half] == [False] * half
+    assert model.turns[2 * half + 1 :] == [pays] * (59 - 2 * half)
+    assert kernels.report()["softmax"] == sum(model.turns)
     kernels.undo()
+
+
+def test_a_pause_between_two_passes_does_not_decide(clock: list[float]) -> None:
+    model = Model(clock, 1.0, 2.0)
+    use_kernels(model)
+    for number in range(40):
+        model(torch.ones(2))
+        clock[0] += 50.0 if number in (5, 7) else 0.0  # an evaluation, a checkpoint
+    assert model.turns[-5:] == [True] * 5
+
+
+def test_passes_of_another_shape_in_between_are_not_timed(clock: list[float]) -> None:
+    model = Model(clock, 2.5, 2.0)
+    use_kernels(model)
+    model(torch.ones(2))
+    for _ in range(60):
+        model(torch.ones(3))
+        model(torch.ones(3))
+        clock[0] += 9.0
+        model(torch.ones(2))  # never twice in a row: nothing is known of it
+    turns: list[Any] = model.turns[-9:]
+    assert turns[::3] == [False] * 3 and turns[2::3] == [True] * 3
+
+
+def test_a_shape_in_which_nothing_is_replaced_runs_plain_at_once() -> None:
+    model = torch.nn.Linear(4, 4)
+    use_kernels(model)
+    seen: list[int] = []
+    forward = torch.nn.functional.linear
+    x = torch.randn(2, 4)
+    first = model(x)
+    hook = model.register_forward_pre_hook(lambda module, args: seen.append(int(replace._nowhere)))
+    assert torch.equal(model(x), first) and torch.equal(first, forward(x, model.weight, model.bias))
+    hook.remove()
+    with replace.nowhere():
+        assert replace._nowhere
+    assert not replace._nowhere

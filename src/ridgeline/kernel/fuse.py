@@ -37,7 +37,7 @@ def _gated(gate: Tensor, up: Tensor) -> Any:
 
 @replaces("rope", rotate)
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Any:
-    if cos.dim() != 2 or x.dim() != 4 or not worth("rope", x, x.numel(), share=0.5):
+    if cos.dim() != 2 or x.dim() != 4 or not worth("rope", x, x.numel()):
         return NotImplemented
     return rope_one(x, cos, sin, signed=True, seq_dim=2)
 

@@ -4,7 +4,7 @@
     worth("softmax", x, size, kind) ──tables/<device>-wins.json──> whether ours beat torch there, measured
 
 A line of the table is `op|kind|dtype`: the size from which ours won in every row measured, against eager (host and GPU time
-together) and against torch.compile (GPU time), and the microseconds saved. No line, no replacement.
+together) and against torch.compile (GPU time). No line, no replacement.
 """
 
 from __future__ import annotations
@@ -28,24 +28,12 @@ class Win:
 
     eager: int | None
     compiled: int | None
-    saved_us: float
-    """Host and GPU time saved against eager at the smallest size that wins: larger ones save more."""
-    saved_host_us: float
-    """The least host time saved, of any size that wins."""
-
-
-@dataclass(slots=True)
-class Saved:
-    """What replacements since the start saved at least, by the table."""
-
-    us: float = 0.0
-    host_us: float = 0.0
 
 
 _wins: dict[tuple[str, str, torch.dtype], Win] = {}
 _loaded = False
 _everywhere = False
-saved = Saved()
+_nowhere = False
 
 
 def replaces(op: str, *functions: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -59,23 +47,16 @@ def replaces(op: str, *functions: Any) -> Callable[[Callable[..., Any]], Callabl
     return register
 
 
-def worth(op: str, x: torch.Tensor, size: int, kind: str = "", share: float = 1.0) -> bool:
-    """Whether ours is known to be faster than torch's for this operand; torch.compile asks while it traces.
-
-    `share`: the part this call does of what the table's rows were measured with.
-    """
+def worth(op: str, x: torch.Tensor, size: int, kind: str = "") -> bool:
+    """Whether ours is known to be faster than torch's for this operand; torch.compile asks while it traces."""
     if _everywhere:
         return x.is_cuda or INTERPRETED
-    win = _wins.get((op, kind, x.dtype))
+    win = None if _nowhere else _wins.get((op, kind, x.dtype))
     if win is None or not x.is_cuda:
         return False
     if torch.compiler.is_compiling():
         return win.compiled is not None and size >= win.compiled
-    if win.eager is None or size < win.eager:
-        return False
-    saved.us += share * win.saved_us
-    saved.host_us += share * win.saved_host_us
-    return True
+    return win.eager is not None and size >= win.eager
 
 
 def load_wins() -> None:
@@ -91,8 +72,7 @@ def parse_wins(lines: dict[str, Any]) -> dict[tuple[str, str, torch.dtype], Win]
     found = {}
     for name, line in lines.items():
         op, kind, dtype = name.split("|")
-        times = float(line.get("saved_us", 0.0)), float(line.get("saved_host_us", 0.0))
-        found[op, kind, getattr(torch, dtype)] = Win(line.get("eager"), line.get("compile"), *times)
+        found[op, kind, getattr(torch, dtype)] = Win(line.get("eager"), line.get("compile"))
     return found
 
 
@@ -105,3 +85,14 @@ def everywhere() -> Iterator[None]:
         yield
     finally:
         _everywhere = before
+
+
+@contextmanager
+def nowhere() -> Iterator[None]:
+    """Replace nothing by the table, in fused layers neither."""
+    global _nowhere
+    before, _nowhere = _nowhere, True
+    try:
+        yield
+    finally:
+        _nowhere = before

@@ -7,8 +7,8 @@
 
 torch.compile traces through both: what wins against compiled code becomes one node of the graph, the rest is left to it.
 No aten operator is overridden: code outside the block and other models are untouched. Looking up a call costs the host a microsecond
-or two. A model finds out in its first passes, for each shape of its inputs, whether replacing saves more than looking up costs, and
-if not it runs without: `Trial`. Ref: torch.overrides, __torch_function__ modes.
+or two, and an operator of ours with a gradient more than torch's. So a model tries its first passes of each shape with and without, and
+goes on with what was faster: `Trial`. Ref: torch.overrides, __torch_function__ modes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import lru_cache
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -27,8 +27,6 @@ from torch.overrides import TorchFunctionMode
 
 from . import replace
 
-GPU_BEHIND = 1.2
-"""A pass that takes the GPU so many times as long as the host is one in which the host does not matter."""
 Undo = Callable[[], None]
 
 
@@ -38,21 +36,17 @@ class Kernels(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.replaced: Counter[str] = Counter()
-        self.calls = 0
         self._undo: list[Undo] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = replace.REPLACEMENTS.get(func)
-        compiling = torch.compiler.is_compiling()
-        if not compiling:
-            self.calls += 1
         if found is None:
             return func(*args, **(kwargs or {}))
         op, stand_in = found
         out = stand_in(*args, **(kwargs or {}))
         if out is NotImplemented:
             return func(*args, **(kwargs or {}))
-        if compiling:
+        if torch.compiler.is_compiling():
             _note_compiled(op)
         else:
             self.replaced[op] += 1
@@ -107,6 +101,7 @@ def _wrap(model: torch.nn.Module, kernels: Kernels) -> Undo:
     """Run the model's forward inside the block, except for shapes where that was seen not to pay."""
     forward = model.forward
     trials: dict[Any, Trial] = {}
+    latest: list[Trial | None] = [None]
 
     def with_kernels(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -116,10 +111,18 @@ def _wrap(model: torch.nn.Module, kernels: Kernels) -> Undo:
         trial = trials.get(key)
         if trial is None:
             trial = trials[key] = Trial()
-        if trial.pays() is False:
-            return forward(*args, **kwargs)
-        with trial.watched(kernels), kernels:
-            return forward(*args, **kwargs)
+        if trial.pays is None and not replace._everywhere:
+            trial.begin(perf_counter(), again=latest[0] is trial)
+        latest[0] = trial
+        if trial.pays is False or trial.plain_turn:
+            with replace.nowhere():
+                return forward(*args, **kwargs)
+        replaced = kernels.replaced.total()
+        with kernels:
+            out = forward(*args, **kwargs)
+        if kernels.replaced.total() == replaced:
+            trial.pays = False
+        return out
 
     own = "forward" in vars(model)
     model.forward = with_kernels
@@ -134,74 +137,36 @@ def _wrap(model: torch.nn.Module, kernels: Kernels) -> Undo:
 
 
 class Trial:
-    """Whether a forward of one shape pays, found out in its first passes without waiting for the GPU.
+    """Whether replacing pays for one shape of a model's inputs, by trying: passes with our kernels, then as many without.
 
-    The first pass, which compiles, tells what the table says was saved and how many calls were looked up. The next are timed, on the
-    host and, by two events, on the GPU. Where the GPU takes longer, replacing pays if GPU and host time saved exceed the look-ups;
-    where it keeps up with the host, only if host time saved does.
+    What is compared is the time from one forward to the next, whatever happens between them: backward, optimiser, waiting for the GPU
+    or running ahead of it until its queue is full. Nothing is synchronised. Each half begins with passes that are not counted: the
+    first compiles, and the queue of the half before must run out.
     """
 
-    PASSES = 3
+    UNCOUNTED, COUNTED = 3, 6
 
     def __init__(self) -> None:
-        self.known: bool | None = None
-        self.passes = 0
-        self.saved_us = self.host_us = self.looked_up_us = 0.0
-        self.spans: list[tuple[float, Any, Any]] = []
-
-    def pays(self) -> bool | None:
+        self.pays: bool | None = None
         """None until it is known."""
-        if self.known is None and len(self.spans) >= self.PASSES and self.spans[-1][2].query():
-            timed = [(host_ms, begin.elapsed_time(end)) for host_ms, begin, end in self.spans]
-            self.known = self.judged(any(gpu_ms > GPU_BEHIND * host_ms for host_ms, gpu_ms in timed))
-            self.spans = []
-        return self.known
+        self.plain_turn = False
+        self._passes = 0
+        self._before_s = 0.0
+        self._periods: tuple[list[float], list[float]] = ([], [])
 
-    def judged(self, gpu_is_behind: bool) -> bool:
-        """The rule itself."""
-        return (self.saved_us if gpu_is_behind else self.host_us) > self.looked_up_us
-
-    @contextmanager
-    def watched(self, kernels: Kernels) -> Iterator[None]:
-        """Around a pass with our kernels, while nothing is known."""
-        if self.known is not None or replace._everywhere:
-            yield
+    def begin(self, now_s: float, again: bool) -> None:
+        """A forward starts; `again`: so did the one before, of the same shape."""
+        if again and self._passes > self.UNCOUNTED:
+            self._periods[self.plain_turn].append(now_s - self._before_s)
+        self._before_s = now_s
+        self._passes += 1
+        if len(self._periods[self.plain_turn]) < self.COUNTED:
             return
-        self.passes += 1
-        calls, us, host_us = kernels.calls, replace.saved.us, replace.saved.host_us
-        timing = self.passes > 1 and len(self.spans) < self.PASSES and _can_time()
-        begin, end = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) if timing else (None, None)
-        start = perf_counter()
-        if begin is not None:
-            begin.record()
-        yield
-        if end is not None:
-            end.record()
-            self.spans.append(((perf_counter() - start) * 1e3, begin, end))
-        self.saved_us, self.host_us = replace.saved.us - us, replace.saved.host_us - host_us
-        self.looked_up_us = (kernels.calls - calls) * look_up_us()
-        if self.saved_us <= self.looked_up_us and self.host_us <= self.looked_up_us:
-            self.known = False  # whoever is behind
-
-
-def _can_time() -> bool:
-    return torch.cuda.is_available() and not torch.cuda.is_current_stream_capturing()
-
-
-@lru_cache(maxsize=1)
-def look_up_us() -> float:
-    """Host time a torch call costs more inside the block, on this machine."""
-    x, kernels = torch.zeros(()), Kernels()
-
-    def spent_us() -> float:
-        start = perf_counter()
-        for _ in range(100):
-            x.dim()
-        return (perf_counter() - start) * 1e4
-
-    outside = min(spent_us() for _ in range(5))
-    with kernels:
-        return max(0.0, min(spent_us() for _ in range(5)) - outside)
+        if self.plain_turn:
+            with_kernels, plain = (median(times) for times in self._periods)
+            self.pays, self.plain_turn = with_kernels <= plain, False
+        else:
+            self.plain_turn, self._passes = True, 1
 
 
 def _signature(value: Any) -> Any:

@@ -1,14 +1,13 @@
 """The dispatch table: from which size on ours beat torch, by what was measured.
 
-    rows ──wins_table──> {"op|kind|dtype": {"eager": least size, "compile": least size, "saved_us", "saved_host_us"}}   null where never
+    rows ──wins_table──> {"op|kind|dtype": {"eager": least size, "compile": least size}}      null where never
 
 Eager: host plus GPU time of ours at most eager's; where the GPU is what one waits for, GPU time alone. It is, where a call keeps it
 busy for longer than the host needs for the call, six calls for a forward and backward (96 and 135 µs of host time were measured
 in a chain of softmax and swiglu, whose calls take about 20): launches are ahead of it then. Compile: GPU time of ours at most
 0.97 of torch.compile's, since inside a compiled graph an operator of ours also stops fusion. A size counts when every row of it
 and of every larger one was won, forward and backward. Rows that torch.compile could not run say nothing about it; rows that ours
-could not run are lost. saved_us: what a call saves at the first of these sizes; saved_host_us: the least host time a call saves at
-any of them, negative where ours costs the host more.
+could not run are lost.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ CALLS_WITH_BACKWARD = 6
 Row = Mapping[str, Any]
 
 
-def wins_table(rows: Iterable[Row]) -> dict[str, dict[str, float | None]]:
+def wins_table(rows: Iterable[Row]) -> dict[str, dict[str, int | None]]:
     """Lines for every op, kind and dtype among the rows (BenchRow.to_json())."""
     lines: dict[str, list[Row]] = {}
     members = list(rows)
@@ -34,31 +33,8 @@ def wins_table(rows: Iterable[Row]) -> dict[str, dict[str, float | None]]:
     return {line: _line(members) for line, members in lines.items()}
 
 
-def _line(rows: list[Row]) -> dict[str, float | None]:
-    eager = _least(rows, beats_eager)
-    saved = [_saved_us(row) for row in rows if row["elements"] == eager]
-    host = [_saved_host_us(row) for row in rows if eager is not None and row["elements"] >= eager]
-    return {
-        "eager": eager,
-        "compile": _least(rows, beats_compile),
-        "saved_us": round(min(saved, default=0.0), 1),
-        "saved_host_us": round(min(host, default=0.0), 1),
-    }
-
-
-def _saved_host_us(row: Row) -> float:
-    if row["eager"] is None or row["eager"]["host_us"] is None:
-        return 0.0
-    return float(row["eager"]["host_us"]) - float(row["ours"]["host_us"] or 0.0)
-
-
-def _saved_us(row: Row) -> float:
-    """Of what `beats_eager` compares."""
-    if row["ours"]["gpu_ms"] is None or row["eager"] is None or row["eager"]["gpu_ms"] is None:
-        return 0.0
-    if gpu_is_the_limit(row):
-        return float(row["eager"]["gpu_ms"] - row["ours"]["gpu_ms"]) * 1e3
-    return ((_whole_ms(row["eager"]) or 0.0) - (_whole_ms(row["ours"]) or 0.0)) * 1e3
+def _line(rows: list[Row]) -> dict[str, int | None]:
+    return {"eager": _least(rows, beats_eager), "compile": _least(rows, beats_compile)}
 
 
 def _call(row: Row) -> tuple[str, str]:
