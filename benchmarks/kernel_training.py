@@ -62,6 +62,7 @@ class Trainer:
         loss.backward()
         for master, weight in zip(self.masters, self.weights, strict=True):
             master.grad, weight.grad = None if weight.grad is None else weight.grad.float(), None
+        nn.utils.clip_grad_norm_(self.masters, 1.0)
         self.optimiser.step()
         with torch.no_grad():
             torch._foreach_copy_(self.weights, self.masters)

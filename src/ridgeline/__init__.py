@@ -7,6 +7,8 @@
     profile  = measure(model, inputs)        # how long it does take: the same rows, measured
     advice   = advise(profile)               # what would pay, each change estimated again
     kernels  = use_kernels(model)            # our Triton kernels in place of torch's, where they were measured to win
+    history  = fit(model, load_data("digits"), epochs=8); scores = evaluate(model, data)    # one training loop, one scorer
+    model, change = quantize(model, data=data)   # also prune, low_rank, distill: bytes, latency and quality before and after
 
 `import ridgeline` imports nothing but this file: each public name is fetched from its module when first used. Two of them,
 `estimate` and `measure`, are rooms (sub-packages) as well. The function has the name; see `_Api` for how both are reached.
@@ -20,6 +22,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .core.change import Change
     from .core.errors import RidgelineError
     from .core.profile import Profile
     from .estimate.advice import advise
@@ -30,12 +33,22 @@ if TYPE_CHECKING:
     from .measure.regions import profile_op
     from .target.calibrate import calibrate
     from .target.load import load_target
+    from .train.evaluate import evaluate
+    from .train.fit import fit
+    from .transform.distil import distill
+    from .transform.factor.step import low_rank
+    from .transform.prune.step import prune
+    from .transform.quantise.step import quantize
+    from .transform.saved import load_model, save_model
     from .workload.capture import capture
+    from .workload.data import load_data
     from .workload.graph import Workload
+    from .workload.pretrained import load_pretrained
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Change",
     "Profile",
     "RidgelineError",
     "Workload",
@@ -43,26 +56,47 @@ __all__ = [
     "advise",
     "calibrate",
     "capture",
+    "distill",
     "estimate",
+    "evaluate",
+    "fit",
+    "load_data",
+    "load_model",
+    "load_pretrained",
     "load_target",
+    "low_rank",
     "map_layers",
     "measure",
     "profile_op",
+    "prune",
+    "quantize",
+    "save_model",
     "use_kernels",
 ]
 
 _HOMES = {
+    "Change": ".core.change",
     "Profile": ".core.profile",
     "RidgelineError": ".core.errors",
     "Workload": ".workload.graph",
     "advise": ".estimate.advice",
     "calibrate": ".target.calibrate",
     "capture": ".workload.capture",
+    "distill": ".transform.distil",
     "estimate": ".estimate.processor",
+    "evaluate": ".train.evaluate",
+    "fit": ".train.fit",
+    "load_data": ".workload.data",
+    "load_model": ".transform.saved",
+    "load_pretrained": ".workload.pretrained",
     "load_target": ".target.load",
+    "low_rank": ".transform.factor.step",
     "map_layers": ".estimate.spatial.network",
     "measure": ".measure.profiler",
     "profile_op": ".measure.regions",
+    "prune": ".transform.prune.step",
+    "quantize": ".transform.quantise.step",
+    "save_model": ".transform.saved",
     "use_kernels": ".kernel.use",
 }
 

@@ -26,6 +26,9 @@ PUBLISHED_PARAMETERS = {
     "alexnet": 60_965_224,
     "vgg16": 138_357_544,
     "mobilenet-v2": 3_504_872,
+    "resnet20": 269_722,
+    "resnet56": 853_018,
+    "digits-cnn": 20_810,  # ours
     "vit-b16": 86_567_656,
     "bert-base": 109_482_240,
     "bert-large": 335_141_888,
@@ -56,6 +59,8 @@ LAYERS = {
     "alexnet": ["features.0", "features.12", "classifier.1", "classifier.6"],
     "vgg16": ["features.0", "features.28", "classifier.0", "classifier.6"],
     "mobilenet-v2": ["features.0.0", "features.1.conv.0.0", "features.2.conv.1.0", "features.17.conv.3", "features.18.1", "classifier.1"],
+    "resnet56": ["conv1", "bn1", "layer1.0.conv1", "layer2.0.shortcut", "layer3.8.bn2", "linear"],
+    "digits-cnn": ["conv1", "bn3", "fc2"],
     "vit-b16": ["conv_proj", "encoder.layers.encoder_layer_0.ln_1", "encoder.layers.encoder_layer_11.self_attention.out_proj",
                 "encoder.layers.encoder_layer_3.mlp.3", "encoder.ln", "heads.head"],
     "bert-base": ["bert.embeddings.LayerNorm", "bert.encoder.layer.0.attention.self.query", "bert.encoder.layer.11.output.dense",
@@ -66,7 +71,7 @@ LAYERS = {
 }  # fmt: skip
 
 # The same code with other sizes: exported only in the full run.
-SIBLINGS = {"resnet34", "resnet101", "bert-large", "gpt2-medium", "llama-3.2-1b", "qwen2.5-1.5b", "smollm2-135m"}
+SIBLINGS = {"resnet34", "resnet56", "resnet101", "bert-large", "gpt2-medium", "llama-3.2-1b", "qwen2.5-1.5b", "smollm2-135m"}
 EXPORTED = [name for name in MODELS if os.environ.get("RIDGELINE_FULL") or name not in SIBLINGS]
 
 # What the graphs may hold. A cast, clone or contiguous anywhere else is waste the estimate would charge for.
@@ -120,6 +125,41 @@ def test_work_is_the_published_count(name: str) -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer_names(name: str) -> None:
     assert set(LAYERS[name]) <= modules(name).keys()
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("resnet20", 3), ("resnet56", 9)])
+def test_work_of_the_cifar_nets_is_that_of_the_paper(name: str, blocks: int) -> None:
+    """He 2015, section 4.2: 1 + 2n convolutions of 16 channels at 32x32, 2n of 32 at 16x16, 2n of 64 at 8x8, and 10 classes."""
+    with FlopCounterMode(display=False) as counter:
+        output = run(build_named(name, CaseOptions(batch=2)))
+    stem, narrow, later = 32 * 32 * 9 * 3 * 16, 2 * blocks * 32 * 32 * 9 * 16 * 16, 16 * 16 * 9 * (16 * 32 + (2 * blocks - 1) * 32 * 32)
+    assert output.shape == (2, 10) and counter.get_total_flops() == 2 * 2 * (stem + narrow + 2 * later + 64 * 10)
+
+
+def test_shortcuts_of_the_cifar_nets_have_no_weights_and_pad_with_zeros() -> None:
+    net = on_cpu("resnet20").module
+    assert not any("shortcut" in name for name in net.state_dict())
+    x = torch.randn(2, 16, 6, 6)
+    out = net.layer2[0].shortcut(x)
+    expected = torch.zeros(2, 32, 3, 3)
+    for channel in range(16):
+        for row in range(3):
+            for column in range(3):
+                expected[:, 8 + channel, row, column] = x[:, channel, 2 * row, 2 * column]
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("resnet20", (3, 32, 32)), ("digits-cnn", (1, 8, 8))])
+def test_small_nets_trace_and_export_for_any_batch(name: str, shape: tuple[int, ...]) -> None:
+    net = shaken(on_cpu(name).module)
+    images = torch.randn(5, *shape, generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        expected = net(images.clone())
+        torch.testing.assert_close(torch.fx.symbolic_trace(net)(images.clone()), expected, rtol=0, atol=0)
+        program = torch.export.export(net, (images[:2],), dynamic_shapes=({0: torch.export.Dim("batch", min=1, max=64)},))
+        torch.testing.assert_close(program.module()(images.clone()), expected, rtol=1e-5, atol=1e-5)
+        singles = torch.cat([net(image[None].clone()) for image in images])
+    torch.testing.assert_close(singles, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
 
 
 def test_alexnet_is_the_grouped_net_of_2012() -> None:

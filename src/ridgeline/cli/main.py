@@ -1,6 +1,6 @@
 """The command line: one thin file a command, loaded when it runs.
 
-    ridgeline analyze | profile | map | codesign | compare | ab | bench | targets | models | calibrate | env
+    ridgeline analyze | profile | map | codesign | compare | compress | ab | bench | targets | models | calibrate | env
 
 Exit codes: 0 done, 1 a check failed (a regression against a baseline), 2 bad input: what, why and what to do on stderr.
 """
@@ -12,7 +12,7 @@ import sys
 
 import typer
 
-from . import ab, analyze, bench, calibrate, codesign, compare, env, models, profile, targets
+from . import ab, analyze, bench, calibrate, codesign, compare, compress, env, models, profile, targets
 from . import map as map_command
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("profile")(profile.profile)
 app.command("map")(map_command.map_model)
 app.command("codesign")(codesign.codesign)
 app.command("compare")(compare.compare)
+app.command("compress")(compress.compress)
 app.command("ab")(ab.ab)
 app.command("bench")(bench.bench)
 app.command("models")(models.models)

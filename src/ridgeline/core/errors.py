@@ -53,6 +53,22 @@ class MeasureError(RidgelineError):
     """A measurement that cannot be made on this machine, or a stored one that cannot be read."""
 
 
+class DataError(RidgelineError):
+    """A data set that is missing, broken or of the wrong kind for the model."""
+
+
+class TrainError(RidgelineError):
+    """A training run that cannot go on: a loss that is not a number, a checkpoint of another run."""
+
+
+class TransformError(RidgelineError):
+    """A weight, layer or setting a transform cannot work on."""
+
+
+class NoGainError(TransformError):
+    """A transform whose result is neither smaller on disk nor faster."""
+
+
 class RegressionError(RidgelineError):
     """A measurement significantly slower than its saved baseline."""
 
