@@ -97,7 +97,7 @@ def quantize_int4(weight: torch.Tensor, group: int = 128) -> tuple[torch.Tensor,
     grouped = _grouped(weight, group)
     scale = (grouped.abs().amax(2, keepdim=True) / 7).to(weight.dtype).clamp_min(torch.finfo(weight.dtype).tiny)
     nibbles = torch.round(grouped / scale.float()).clamp(-8, 7) + 8
-    return _packed(nibbles, weight.shape[1], pad=8), scale[:, :, 0].contiguous()
+    return pack_nibbles(nibbles, weight.shape[1], pad=8), scale[:, :, 0].contiguous()
 
 
 def quantize_int4_zero(weight: torch.Tensor, group: int = 128) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -107,7 +107,7 @@ def quantize_int4_zero(weight: torch.Tensor, group: int = 128) -> tuple[torch.Te
     scale = ((high - low) / 15).to(weight.dtype).clamp_min(torch.finfo(weight.dtype).tiny)
     zero = torch.round(-low / scale.float()).clamp(0, 15)
     nibbles = (torch.round(grouped / scale.float()) + zero).clamp(0, 15)
-    return _packed(nibbles, weight.shape[1], pad=0), scale[:, :, 0].contiguous(), zero[:, :, 0].to(torch.uint8).contiguous()
+    return pack_nibbles(nibbles, weight.shape[1], pad=0), scale[:, :, 0].contiguous(), zero[:, :, 0].to(torch.uint8).contiguous()
 
 
 def _grouped(weight: torch.Tensor, group: int) -> torch.Tensor:
@@ -117,7 +117,7 @@ def _grouped(weight: torch.Tensor, group: int) -> torch.Tensor:
     return F.pad(weight.detach().float(), (0, -k % group)).reshape(n, cdiv(k, group), group)
 
 
-def _packed(nibbles: torch.Tensor, k: int, pad: int) -> torch.Tensor:
+def pack_nibbles(nibbles: torch.Tensor, k: int, pad: int) -> torch.Tensor:
     n = nibbles.shape[0]
     padded = cdiv(k, BLOCK) * BLOCK
     flat = F.pad(nibbles.reshape(n, -1)[:, :k].long(), (0, padded - k), value=pad).reshape(n, padded // BLOCK, 8, 16)

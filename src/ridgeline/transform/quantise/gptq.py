@@ -131,7 +131,7 @@ def _inverse_factor(gram: Tensor, damping: float, name: str) -> Tensor:
 
 def output_error(weight: Tensor, approximation: Tensor, gram: Tensor) -> float:
     """Relative squared error of the layer's outputs on the calibration inputs: tr(Δ gram Δᵀ) / tr(w gram wᵀ)."""
-    rows, gram = as_rows(weight).double(), gram.to(weight.device).double()
-    delta = rows - as_rows(approximation).double()
+    rows, gram = as_rows(weight.detach()).double(), gram.to(weight.device).double()
+    delta = rows - as_rows(approximation.detach()).double()
     whole = float(((rows @ gram) * rows).sum())
     return float(((delta @ gram) * delta).sum()) / whole if whole > 0 else 0.0

@@ -115,7 +115,7 @@ def _int4_cpu(quantised: Quantised, dtype: torch.dtype) -> Layout:
 
 def _int4_cuda(quantised: Quantised) -> Layout:
     """The kernel's weight is (nibble - zero) * scale with a whole zero, [N, G]."""
-    from ...kernel.weight_only import _packed as pack_words
+    from ...kernel.weight_only import pack_nibbles as pack_words
 
     grid, (rows, columns) = quantised.grid, quantised.codes.shape
     nibbles, added = _nibbles(quantised)

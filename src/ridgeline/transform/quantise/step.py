@@ -52,6 +52,7 @@ WEIGHT_ONLY = (
     "tables",
     "damping",
     "act_order",
+    "clip",
 )
 TRAINING = ("epochs", "batch", "learning_rate", "weight_decay", "precision", "compile", "scale", "distil", "temperature", "alpha")
 BUDGETS = ("budget_bits", "budget_bytes", "budget_latency_s")
@@ -100,10 +101,12 @@ class QuantizeSettings(Spec):
     """Of weight-only: patterns of layer names to quantise."""
     tables: bool = False
     """Of weight-only: embeddings too, in 8 bits."""
-    damping: float = Field(default=0.01, gt=0, allow_inf_nan=False)
+    damping: float = Field(default=0.05, gt=0, le=1)
     """Of gptq: share of the mean diagonal added to the Hessian."""
-    act_order: bool = False
+    act_order: bool = True
     """Of gptq: columns with the largest inputs first."""
+    clip: bool = False
+    """Of gptq: a group's range may shrink where that loses less."""
 
     epochs: int = Field(default=3, ge=1)
     """Of qat."""
