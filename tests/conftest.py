@@ -12,6 +12,9 @@ from hypothesis import settings
 
 from tests.support import FULL, full_or_tenth
 
+# One thread each, before torch is imported: the tests share two cores with those in the background (tests/kernel/conftest.py), and
+# threads that wait for each other while something else has the core made training tests fifty times as slow.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 EXAMPLES = 500
 
 settings.register_profile("full", max_examples=EXAMPLES, deadline=None, print_blob=True)

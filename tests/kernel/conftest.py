@@ -1,9 +1,10 @@
-"""Numeric tests run the Triton kernels: on a GPU where there is one, interpreted with TRITON_INTERPRET=1, and not at all otherwise.
+"""Tests that run in processes of their own, in the background of the others.
 
-pytest ──collected──> numerics (TRITON_INTERPRET=1) and compiled (=0), each a pytest of its own in the background ──> test_interpreted.py
+pytest ──collected──> numerics (TRITON_INTERPRET=1), compiled (=0), compress (tests/train, tests/transform) ──> test_interpreted.py
 
-Triton reads TRITON_INTERPRET when a kernel is defined, so one process cannot do both. The two are started when collecting is done and
-give way to the tests in front (nice), which keep one core busy; test_interpreted.py, much later, waits for them and judges.
+Numeric tests run the Triton kernels: on a GPU where there is one, interpreted with TRITON_INTERPRET=1, and not at all otherwise. Triton
+reads the variable when a kernel is defined, so one process cannot do both. Training and compression have a process of their own to use the
+second core. All start when collecting is done and give way to the tests in front (nice); test_interpreted.py, put last, waits and judges.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import pytest
 
 from tests.support import ROOT
 
-FOLDERS = {"numerics": "1", "compiled": "0"}
+NUMERICS, COMPILED, COMPRESS = "numerics", "compiled", "compress"
+FOLDERS = {NUMERICS: ["tests/kernel/numerics"], COMPILED: ["tests/kernel/compiled"], COMPRESS: ["tests/train", "tests/transform"]}
+JUDGE = "test_interpreted.py"
 
 
 class Run(NamedTuple):
@@ -30,13 +33,28 @@ class Run(NamedTuple):
 
 
 RUNS = pytest.StashKey[dict[str, Run]]()
+GROUPS = pytest.StashKey[list[str]]()
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a run of everything: what the background does is left out, and who judges it comes last."""
+    judges = [item for item in items if item.path.name == JUDGE]
+    if not judges or config.option.collectonly:
+        return
+    behind = [item for item in items if any(item.path.is_relative_to(ROOT / folder) for folder in FOLDERS[COMPRESS])]
+    apart = {id(item) for item in [*behind, *judges]}
+    items[:] = [item for item in items if id(item) not in apart] + judges
+    config.stash[GROUPS] = [COMPRESS] if behind else []
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    wanted = any(item.path.name == "test_interpreted.py" for item in session.items)
-    if wanted and importlib.util.find_spec("triton") and not session.config.option.collectonly and RUNS not in session.config.stash:
-        folders = {"compiled": "0"} if _gpu() else FOLDERS  # on a GPU the numeric tests run in this process
-        session.config.stash[RUNS] = {folder: _start(folder, interpret) for folder, interpret in folders.items()}
+    if GROUPS not in session.config.stash or RUNS in session.config.stash:
+        return
+    groups = session.config.stash[GROUPS]
+    if importlib.util.find_spec("triton"):
+        groups += [COMPILED] if _gpu() else [NUMERICS, COMPILED]  # on a GPU the numeric tests run in this process
+    session.config.stash[RUNS] = {group: _start(group) for group in groups}
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -51,9 +69,14 @@ def _gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _start(folder: str, interpret: str) -> Run:
-    environment = {**os.environ, "TRITON_INTERPRET": interpret, "TRITON_DEFAULT_FP_FUSION": "1", "OMP_NUM_THREADS": "1"}
-    command = ["nice", "-n", "10", sys.executable, "-m", "pytest", "-v", "--no-header", "--durations=5", f"tests/kernel/{folder}"]
+def _start(group: str) -> Run:
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1" if group == NUMERICS else "0",
+        "TRITON_DEFAULT_FP_FUSION": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = ["nice", "-n", "10", sys.executable, "-m", "pytest", "-v", "--no-header", "--durations=5", *FOLDERS[group]]
     log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed when the session ends)
     return Run(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True), log)
 

@@ -1,20 +1,20 @@
-"""The numeric tests by Triton's interpreter and the machine-code tests by its compiler, each in a process of their own; see conftest.py."""
+"""What ran in the background: numeric tests by Triton's interpreter, machine-code tests by its compiler, training and compression.
+
+See conftest.py. A folder named on the command line runs in front as usual.
+"""
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed: pip install 'ridgeline[gpu]'")
 
-
-@pytest.mark.parametrize("folder", ["numerics", "compiled"])
-def test_in_a_process_of_their_own(folder: str, background: dict[str, Any]) -> None:
-    if folder not in background:
-        pytest.skip("the numeric tests run on the GPU, in this process")
-    process, log = background[folder]
+@pytest.mark.parametrize("group", ["numerics", "compiled", "compress"])
+def test_in_a_process_of_their_own(group: str, background: dict[str, Any]) -> None:
+    if group not in background:
+        pytest.skip("runs in front, or Triton is not installed: pip install 'ridgeline[gpu]'")
+    process, log = background[group]
     process.wait(timeout=900)
     log.seek(0)
     output = log.read()

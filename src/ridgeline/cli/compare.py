@@ -1,7 +1,8 @@
 """`ridgeline compare MODEL --on a,b,c`: one model, several targets, one table.
 
 processors ──estimate at --dtype and --mode──┐
-spatial arrays ──map at their own widths─────┴──> table | --json | --html
+spatial arrays ──map at their own widths─────┼──> table | --json | --html
+crossbars ──count events at their own widths─┘
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def compare(
     from ..estimate.processor import estimate
     from ..report.html import render_comparison_html
     from ..report.table import render_comparison
-    from ..target.array import SpatialArraySpec
     from ..target.load import LOCAL_TARGETS, load_target
+    from ..target.spec import ProcessorSpec
     from ..workload.capture import capture
 
     names = [name.strip() for name in on.split(",") if name.strip()]
@@ -44,9 +45,9 @@ def compare(
                 load_target(name)  # a wrong name is told before the model is captured
         workload = capture(model, batch=batch, dtype=dtype, phase=phase, context=context)
         specs = [load_target(name, report) for name in names]
-        specs.sort(key=lambda spec: isinstance(spec, SpatialArraySpec))  # the heading is a processor's where there is one
+        specs.sort(key=lambda spec: not isinstance(spec, ProcessorSpec))  # the heading is a processor's where there is one
         profiles = [
-            estimate(workload, spec, progress=report) if isinstance(spec, SpatialArraySpec) else estimate(workload, spec, mode=mode)
+            estimate(workload, spec, mode=mode) if isinstance(spec, ProcessorSpec) else estimate(workload, spec, progress=report)
             for spec in specs
         ]
     if html:
@@ -57,7 +58,7 @@ def compare(
         emit_json({"schema": 1, "model": workload.model, "batch": workload.batch, "dtype": workload.dtype, "targets": rows})
         return
     sys.stdout.write(render_comparison(profiles) + "\n")
-    if ideal := [spec.name for spec in specs if not isinstance(spec, SpatialArraySpec) and not spec.probes]:
+    if ideal := [spec.name for spec in specs if isinstance(spec, ProcessorSpec) and not spec.probes]:
         sys.stdout.write(f"taken at their limits, because no op was timed on them: {', '.join(ideal)}\n")
-    if arrays := [f"{p.target} {p.dtype}" for p in profiles if isinstance(p.spec, SpatialArraySpec)]:
+    if arrays := [f"{p.target} {p.dtype}" for p in profiles if not isinstance(p.spec, ProcessorSpec)]:
         sys.stdout.write(f"mapped layer by layer with operands of their own width, whatever --dtype and --mode say: {', '.join(arrays)}\n")

@@ -5,7 +5,8 @@
       synchronous targets (CPU) pay every dispatch and page fault; asynchronous ones (GPU) only where the host falls behind the device
 
 `limit_s` is the same sum at efficiency 1 without dispatch: what no implementation can beat.
-A spatial array has no roofs: its layers are mapped instead (`spatial.network`), and give the same rows.
+A spatial array has no roofs: its layers are mapped instead (`spatial.network`), and give the same rows; on a crossbar
+its events are counted (`crossbar`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from math import inf
 from ..core.errors import OptionError
 from ..core.profile import OpRow, Profile, Roofs, Total, shares_of
 from ..target.array import SpatialArraySpec
+from ..target.crossbar import CrossbarSpec
 from ..target.load import Target, load_target
 from ..target.spec import ProcessorSpec
 from ..workload.graph import ROLES, Op, Operand, Workload, row_fields
@@ -60,6 +62,8 @@ def estimate(
     chosen = settings or Settings(mode, devices, host_copy, graph)
     if isinstance(spec, SpatialArraySpec):
         return _on_array(workload, spec, chosen, progress)
+    if isinstance(spec, CrossbarSpec):
+        return _on_crossbar(workload, spec, chosen)
     _check(chosen, spec)
     ops, messages = shard(workload.ops, chosen.devices) if chosen.devices > 1 else (workload.ops, {})
     ops = fuse(ops) if chosen.mode == "fused" else ops
@@ -72,15 +76,22 @@ def estimate(
 def _on_array(workload: Workload, spec: SpatialArraySpec, settings: Settings, progress: Callable[[str], None] | None) -> Profile:
     from .spatial.network import estimate_on_array  # numpy, which estimates with roofs do without
 
+    why = "it is a spatial array: how it runs a layer is decided by the mapping, several cores by its file"
+    _check_plain(settings, spec.name, why, f"leave the option out, or see `ridgeline map --on {spec.name}`")
+    return estimate_on_array(workload, spec, progress=progress)
+
+
+def _on_crossbar(workload: Workload, spec: CrossbarSpec, settings: Settings) -> Profile:
+    from .crossbar import estimate_on_crossbar
+
+    _check_plain(settings, spec.name, "it is a crossbar: how it runs a layer follows from its file", "leave the option out")
+    return estimate_on_crossbar(workload, spec)
+
+
+def _check_plain(settings: Settings, target: str, why: str, do: str) -> None:
     plain = Settings()
     if changed := [name for name in plain.__dataclass_fields__ if getattr(settings, name) != getattr(plain, name)]:
-        name = changed[0]
-        raise OptionError(
-            f"{name.replace('_', ' ')} {getattr(settings, name)} on {spec.name}",
-            why="it is a spatial array: how it runs a layer is decided by the mapping, several cores by its file",
-            do=f"leave the option out, or see `ridgeline map --on {spec.name}`",
-        )
-    return estimate_on_array(workload, spec, progress=progress)
+        raise OptionError(f"{changed[0].replace('_', ' ')} {getattr(settings, changed[0])} on {target}", why=why, do=do)
 
 
 def _check(settings: Settings, spec: ProcessorSpec) -> None:

@@ -2,6 +2,7 @@
 
 processors ──render_targets──> text        model infos ──render_models──> text
 arrays ──render_arrays──> text             nested facts ──render_facts──> text
+crossbars ──render_crossbars──> text
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from . import format as fmt
 
 if TYPE_CHECKING:
     from ..target.array import SpatialArraySpec
+    from ..target.crossbar import CrossbarSpec
     from ..target.spec import ProcessorSpec
     from ..workload.models import ModelInfo
 
@@ -76,6 +78,27 @@ def render_arrays(specs: Sequence[SpatialArraySpec]) -> str:
             fmt.scaled(spec.cores.count * spec.pes * spec.clock_hz.value, "MAC/s"),
             f"{fmt.significant(spec.area_mm2)} mm²" if spec.area_mm2 else fmt.MISSING,
             escape(fmt.plain(", ".join(memories))),
+            escape(fmt.plain(spec.description)),
+        )
+    return _text(table)
+
+
+def render_crossbars(specs: Sequence[CrossbarSpec]) -> str:
+    """One row an analog chip: array size, slices, conductances, converters, and what it is."""
+    columns = (("array", True), ("slices x", False), ("slices w", False), ("sign", False), ("cell", True), ("levels", True), ("ADC", True))
+    table = _table(("crossbar", False), *columns, ("random", False), ("what", False))
+    for spec in specs:
+        cell, levels = spec.cell, dict.fromkeys(spec.adc_levels)
+        table.add_row(
+            escape(fmt.plain(spec.name)),
+            f"{spec.array.rows}x{spec.array.columns}",
+            "+".join(map(str, spec.operands.x_slices)),
+            "+".join(map(str, spec.operands.w_slices)),
+            spec.operands.sign,
+            f"{fmt.scaled(cell.low_s.value, 'S')} – {fmt.scaled(cell.high_s.value, 'S')}",
+            str(cell.levels),
+            "/".join(f"{count:,}" for count in levels),
+            "no" if spec.ideal else "yes",
             escape(fmt.plain(spec.description)),
         )
     return _text(table)

@@ -3,8 +3,9 @@
 "h200", "eyeriss" ──catalog/*.toml──┐                      kind = "processor" ──> ProcessorSpec
 "./mychip.toml" ────────────────────┼──read_toml──parse_spec──┤
 "cpu", "cuda" ──cache, else calibrate once──┘              kind = "array" ──────> SpatialArraySpec
+                                                           kind = "crossbar" ───> CrossbarSpec
 
-`load_target` gives either kind; `load_processor` and `load_array` are for callers that can use only one, and say so.
+`load_target` gives any kind; `load_processor`, `load_array` and `load_crossbar` are for callers that can use only one, and say so.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from typing import Any, Literal
 from ..core.errors import OptionError, TargetSpecError, unknown_name
 from ..core.spec import SpecType, parse_spec, read_toml
 from .array import SpatialArraySpec
+from .crossbar import CrossbarSpec
 from .spec import ProcessorSpec
 
-Target = ProcessorSpec | SpatialArraySpec
-TargetKind = Literal["processor", "array"]
+Target = ProcessorSpec | SpatialArraySpec | CrossbarSpec
+TargetKind = Literal["processor", "array", "crossbar"]
 Progress = Callable[[str], None]
 
 LOCAL_TARGETS = ("cpu", "cuda")
-EXAMPLES: dict[TargetKind, str] = {"processor": "h200", "array": "eyeriss"}
+EXAMPLES: dict[TargetKind, str] = {"processor": "h200", "array": "eyeriss", "crossbar": "rram-64"}
 """A catalog target of each kind, shown to whoever got a file wrong."""
 
 
@@ -61,10 +63,22 @@ def load_processor(name: str, progress: Progress | None = None) -> ProcessorSpec
 def load_array(name: str) -> SpatialArraySpec:
     """The same for callers that map layers; a processor is an OptionError, raised without calibrating this machine."""
     if name in LOCAL_TARGETS:
-        raise _not_an_array(name)
+        raise _not_an_array(name, "processor")
     target = load_target(name)
     if not isinstance(target, SpatialArraySpec):
-        raise _not_an_array(target.name)
+        raise _not_an_array(target.name, target.kind)
+    return target
+
+
+def load_crossbar(name: str) -> CrossbarSpec:
+    """The same for callers that simulate analog arrays; any other kind is an OptionError, raised without calibrating this machine."""
+    target = None if name in LOCAL_TARGETS else load_target(name)
+    if not isinstance(target, CrossbarSpec):
+        raise OptionError(
+            f"{name} is {_a(target.kind) if target else _a('processor')}",
+            why="only a crossbar has cells that multiply by their conductance",
+            do=f"use `ridgeline analyze --on {name}`, or a crossbar: {', '.join(catalog_names('crossbar'))}",
+        )
     return target
 
 
@@ -76,12 +90,22 @@ def as_processor(target: Target) -> ProcessorSpec:
             why="this needs a processor, which has roofs; what an array costs depends on how each layer is mapped to it",
             do=f"use `ridgeline map --on {target.name}`",
         )
+    if isinstance(target, CrossbarSpec):
+        raise OptionError(
+            f"{target.name} is a crossbar",
+            why="this needs a processor, which has roofs; what a crossbar costs follows from its reads and conversions",
+            do=f"use `ridgeline analyze --on {target.name}`",
+        )
     return target
 
 
-def _not_an_array(name: str) -> OptionError:
+def _a(kind: str) -> str:
+    return {"array": "a spatial array"}.get(kind, f"a {kind}")
+
+
+def _not_an_array(name: str, kind: str) -> OptionError:
     return OptionError(
-        f"{name} is a processor",
+        f"{name} is {_a(kind)}",
         why="only a spatial array has processing elements to map layers to",
         do=f"use `ridgeline analyze --on {name}`, or an array: {', '.join(catalog_names('array'))}",
     )
@@ -109,6 +133,8 @@ def _from_data(data: dict[str, Any], origin: str) -> Target:
         return _parse(ProcessorSpec, data, origin, "processor")
     if kind == "array":
         return _parse(SpatialArraySpec, data, origin, "array")
+    if kind == "crossbar":
+        return _parse(CrossbarSpec, data, origin, "crossbar")
     raise TargetSpecError(
         f"kind = {kind!r} in {origin}",
         why=f"the kinds of target are: {', '.join(EXAMPLES)}",

@@ -1,0 +1,149 @@
+"""Real numbers to digits and back: block-scaled integers, two's complement, slices.
+
+    tiles v ──quantise──> q (B bits, two's complement) ──digits──> (…, S, r, c), one unsigned digit a slice, most significant first
+      INT   scale = block maximum m     q = round(v / m * (2^(B-1) - 1))                                   step = m / (2^(B-1) - 1)
+      BFP   scale = exponent e          q = clip(round(v / 2^e * 2^(B-2)), -2^(B-1), 2^(B-1) - 1)          step = 2^(e + 2 - B)
+            e = floor(log2(m + 1e-10))
+      v ≈ q * step;  q = sum of digit * weight, where the first slice is one bit, the sign, of weight -2^(B-1)
+
+Everything is float64 or int64 and rounds half to even. v / m is rounded to float64 before it is multiplied: the order is part of the
+definition, since a value that lies within an ulp of half a step follows it. Powers of two are exact, so BFP has no such case.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ..core.errors import OptionError
+from ..target.crossbar import MOST_BITS
+from .tiling import Granularity, Tiling, plan
+
+FORMATS = ("int", "bfp")
+SMALLEST = 1e-10  # keeps the exponent of an all-zero block finite: -34
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """Widths of the pieces an operand's bits are cut into, most significant first; the first is the sign."""
+
+    widths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.widths) < 2 or self.widths[0] != 1 or min(self.widths) < 1 or self.bits > MOST_BITS:
+            raise OptionError(
+                f"slices {list(self.widths)}",
+                why=f"the first is the sign and 1 bit wide, at least one other follows, and all sum to {MOST_BITS} bits at most",
+                do="e.g. [1, 1, 2, 2]",
+            )
+
+    @property
+    def bits(self) -> int:
+        return sum(self.widths)
+
+    @property
+    def largest(self) -> tuple[int, ...]:
+        """The largest digit of each slice."""
+        return tuple(2**width - 1 for width in self.widths)
+
+    @property
+    def shifts(self) -> tuple[int, ...]:
+        """Bits below each slice."""
+        return tuple(self.bits - upto for upto in accumulate(self.widths))
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """What one of each slice's digits is worth."""
+        return (-(2 ** self.shifts[0]), *(2**shift for shift in self.shifts[1:]))
+
+    def digits(self, integers: Tensor) -> Tensor:
+        """(…, r, c) → (…, S, r, c), every digit >= 0."""
+        pattern = integers & (2**self.bits - 1)  # of a negative int64 as well: the low bits of its two's complement
+        return torch.stack([(pattern >> shift) & most for shift, most in zip(self.shifts, self.largest, strict=True)], dim=-3)
+
+    def assemble(self, digits: Tensor) -> Tensor:
+        """(…, S, r, c) → (…, r, c): what `digits` took apart."""
+        weights = torch.tensor(self.weights, dtype=torch.int64, device=digits.device)
+        return (digits * weights[:, None, None]).sum(-3)
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One operand as the chip holds it."""
+
+    tiling: Tiling
+    slices: Slices
+    digits: Tensor
+    """int64 (…, tile rows, tile columns, S, r, c)."""
+    scale: Tensor
+    """float64 (…, tile rows, tile columns): block maximum (int) or block exponent (bfp)."""
+    step: Tensor
+    """float64, like `scale`: the value of q = 1."""
+    values: Tensor
+    """float64 (…, H, W): the dequantised operand."""
+
+
+def encode(matrix: Tensor, widths: tuple[int, ...], number_format: str, tile: tuple[int, int], granularity: Granularity) -> Operand:
+    """(…, H, W) → digits and scales of every tile, and the values they stand for."""
+    exact = matrix.detach().to(torch.float64)
+    if not bool(torch.isfinite(exact).all()):
+        raise OptionError(
+            "an operand that is not finite", why="no digit stands for inf or nan", do="look for an overflow before this layer"
+        )
+    slices = Slices(tuple(widths))
+    tiling = plan((exact.shape[-2], exact.shape[-1]), tile, granularity)
+    scale = block_scale(tiling.block_maximum(exact), number_format)
+    integers = quantise(tiling.cut(exact), scale[..., None, None], slices.bits, number_format)
+    values = tiling.join(dequantise(integers, scale[..., None, None], slices.bits, number_format))
+    return Operand(tiling, slices, slices.digits(integers), scale, step_of(scale, slices.bits, number_format), values)
+
+
+def block_scale(maximum: Tensor, number_format: str) -> Tensor:
+    """What is stored beside a block: its maximum (int) or floor(log2) of it (bfp)."""
+    _check_format(number_format)
+    if number_format == "int":
+        return maximum
+    return (torch.frexp(maximum + SMALLEST).exponent - 1).to(torch.float64)  # exact, where log2 may round up to the next whole number
+
+
+def quantise(values: Tensor, scale: Tensor, bits: int, number_format: str) -> Tensor:
+    """float64 → int64 of `bits` bits; an all-zero block gives 0."""
+    _check_format(number_format)
+    if number_format == "int":
+        divisor = torch.where(scale > 0, scale, torch.ones_like(scale))
+        return torch.round(values / divisor * _largest(bits)).to(torch.int64)
+    shifted = values / _power_of_two(scale) * (1 << (bits - 2))
+    return torch.round(shifted).clamp(-_largest(bits) - 1, _largest(bits)).to(torch.int64)
+
+
+def dequantise(integers: Tensor, scale: Tensor, bits: int, number_format: str) -> Tensor:
+    """int64 → the float64 values they stand for."""
+    _check_format(number_format)
+    if number_format == "int":
+        return integers.to(torch.float64) / _largest(bits) * scale
+    return integers.to(torch.float64) * step_of(scale, bits, number_format)
+
+
+def step_of(scale: Tensor, bits: int, number_format: str) -> Tensor:
+    """The value of q = 1 in a block of this scale."""
+    _check_format(number_format)
+    if number_format == "int":
+        return scale / _largest(bits)
+    return _power_of_two(scale + 2 - bits)
+
+
+def _largest(bits: int) -> int:
+    return (1 << (bits - 1)) - 1
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """2^exponent, exact: the bits of the float64 itself. torch.ldexp goes through float32, and exp2 may be an ulp off."""
+    return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
+
+
+def _check_format(number_format: str) -> None:
+    if number_format not in FORMATS:
+        raise OptionError(f"number format {number_format!r}", why="no such format", do=f"give {' or '.join(FORMATS)}")

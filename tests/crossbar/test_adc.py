@@ -1,0 +1,92 @@
+"""The integer ADC against fractions, and the two errors it exists to avoid: rounding half up, and ties a float decides.
+
+every column sum of an array ──convert_exact──> codes  ==  round(Fraction)   (Python rounds a Fraction half to even)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ridgeline.core.errors import OptionError
+from ridgeline.crossbar.adc import convert, convert_exact, full_scale, is_tie, round_half_even
+
+Adc = Callable[[Tensor, int, int], Tensor]
+
+
+def wrong_sums(adc: Adc, levels: int, full: int) -> list[int]:
+    """Column sums, of all there can be, whose code is not the fraction's."""
+    codes = adc(torch.arange(full + 1), levels, full).tolist()
+    return [total for total, code in enumerate(codes) if code != round(Fraction(total * (levels - 1), full))]
+
+
+@given(st.integers(1, 40), st.integers(2, 9), st.integers(2, 9), st.integers(2, 70_000))
+def test_codes_are_the_rounded_fractions(rows: int, dac_levels: int, cell_levels: int, levels: int) -> None:
+    assert wrong_sums(convert_exact, levels, full_scale(rows, dac_levels, cell_levels)) == []
+
+
+@given(st.integers(-(10**12), 10**12), st.integers(1, 10**5))
+def test_rounding_holds_for_negative_numbers_too(numerator: int, denominator: int) -> None:
+    assert round_half_even(torch.tensor([numerator]), denominator).item() == round(Fraction(numerator, denominator))
+
+
+@given(st.integers(1, 300), st.integers(2, 5000))
+def test_ties_are_the_halves(full: int, levels: int) -> None:
+    halves = [Fraction(total * (levels - 1), full) % 1 == Fraction(1, 2) for total in range(full + 1)]
+    assert is_tie(torch.arange(full + 1), levels, full).tolist() == halves
+
+
+def half_up(total: Tensor, levels: int, full: int) -> Tensor:
+    return torch.div(2 * total * (levels - 1) + full, 2 * full, rounding_mode="floor")
+
+
+def by_current(dtype: torch.dtype) -> Adc:
+    """The same conversion in amperes: 0.2 V, 10 nS to 10 µS, 4 levels each."""
+    unit_a = 0.2 * (1e-5 - 1e-8) / 9
+
+    def adc(total: Tensor, levels: int, full: int) -> Tensor:
+        current = total.to(dtype) * unit_a
+        return torch.round(current / (unit_a * full) * (levels - 1)).to(torch.int64)
+
+    return adc
+
+
+@pytest.mark.parametrize("levels", [64, 4096])  # with some other numbers of levels the floats happen to be right
+@pytest.mark.parametrize("planted", [half_up, by_current(torch.float32), by_current(torch.float64)], ids=["half up", "float32", "float64"])
+def test_planted_rounding_is_caught_at_ties_and_only_there(planted: Adc, levels: int) -> None:
+    full = full_scale(32, 4, 4)
+    wrong = wrong_sums(planted, levels, full)
+    assert wrong
+    assert bool(is_tie(torch.tensor(wrong), levels, full).all())
+    assert wrong_sums(convert_exact, levels, full) == []
+
+
+def test_levels_one_above_a_power_of_two_never_tie() -> None:
+    full = full_scale(32, 4, 4)
+    assert bool(is_tie(torch.arange(full + 1), 4096, full).any())
+    assert not bool(is_tie(torch.arange(full + 1), 4097, full).any())
+
+
+def test_currents_follow_the_same_formula() -> None:
+    full, reference_a = full_scale(32, 4, 4), 6.4e-5
+    current = torch.arange(full + 1, dtype=torch.float64) * (reference_a / full)
+    assert torch.equal(convert(current, 4097, reference_a), convert_exact(torch.arange(full + 1), 4097, full))
+
+
+def test_clipping_holds_noisy_currents_in_range() -> None:
+    current = torch.tensor([-1.0, 0.4, 3.0], dtype=torch.float64)
+    assert convert(current, 11, 2.0).tolist() == [-5, 2, 15]
+    assert convert(current, 11, 2.0, clip=True).tolist() == [0, 2, 10]
+
+
+def test_what_integers_cannot_decide_is_an_error() -> None:
+    with pytest.raises(OptionError, match="62 bits"):
+        convert_exact(torch.tensor([1]), 1 << 24, full_scale(65536, 1 << 12, 1 << 12))
+    with pytest.raises(OptionError, match="float64"):
+        convert_exact(torch.tensor([1.0], dtype=torch.float64), 16, 288)
