@@ -11,6 +11,7 @@ from ridgeline.transform.distil import DistilSettings
 from ridgeline.transform.factor.step import LowRankSettings
 from ridgeline.transform.prune.step import PruneSettings
 from ridgeline.transform.quantise.step import QuantizeSettings
+from tests.support import ROOT
 from tests.test_docs import between, results
 
 SETTINGS = {"quantize": QuantizeSettings, "prune": PruneSettings, "low_rank": LowRankSettings, "distill": DistilSettings}
@@ -49,13 +50,23 @@ def _line(name: str, accuracy: float, wanted: float, size: int, whole: int) -> s
 
 
 def speed_table() -> str:
-    """The same cut on one CPU thread."""
+    """The same cut on a CPU."""
     rows: list[dict[str, Any]] = results("compress-prune-speed-cpu")["rows"]
-    lines = ["", "| widths | layout | batch | times as fast | 95 % interval |", "| --- | --- | --- | --- | --- |"]
+    lines = ["", "| widths | threads | layout | batch | times as fast | 95 % interval |", "| --- | --- | --- | --- | --- | --- |"]
     for row in rows:
         widths = "any" if row["round_to"] == 1 else f"multiples of {row['round_to']}"
         interval = f"{row['speedup_low']:.2f} to {row['speedup_high']:.2f}"
-        lines.append(f"| {widths} | {row['layout']} | {row['batch']} | {row['speedup']:.2f}x | {interval} |")
+        lines.append(f"| {widths} | {row['threads']} | {row['layout']} | {row['batch']} | {row['speedup']:.2f}x | {interval} |")
+    return "\n".join(lines) + "\n\n"
+
+
+def linear_table() -> str:
+    """One row through packed weights, against bfloat16 in the same run."""
+    lines = ["", "| weights | times as fast as bfloat16 | 95 % interval | of the read bandwidth |", "| --- | --- | --- | --- |"]
+    for row in results("compress-linear-cpu")["rows"]:
+        if row["variant"] != "bfloat16":
+            interval = f"{row['speedup_low']:.2f} to {row['speedup_high']:.2f}"
+            lines.append(f"| {row['variant']} | {row['speedup']:.2f}x | {interval} | {row['share_of_bandwidth']:.0%} |")
     return "\n".join(lines) + "\n\n"
 
 
@@ -67,6 +78,7 @@ def test_page_lists_every_setting(step: str) -> None:
 def test_page_equals_its_results() -> None:
     assert between("docs/compress.md", "compress-cifar") == cifar_table()
     assert between("docs/compress.md", "compress-speed") == speed_table()
+    assert between("docs/compress.md", "compress-linear") == linear_table()
 
 
 def test_every_accuracy_reached_what_was_wanted() -> None:
@@ -76,3 +88,14 @@ def test_every_accuracy_reached_what_was_wanted() -> None:
             assert row["bytes_ratio"] <= row["wanted"].get("bytes_ratio", 1.0)
     for row in results("compress-cifar-prune-h200")["rows"]:
         assert row["accuracy"] >= row["accuracy_wanted"]
+
+
+def test_readme_says_what_was_measured() -> None:
+    quantised = {row["kind"]: row for row in results("compress-cifar-quant-h200")["rows"]}
+    pruned = {row["variant"]: row for row in results("compress-cifar-prune-h200")["rows"]}
+    static, qat = quantised["static"], quantised["qat"]
+    said = (
+        f"int8 {static['accuracy']:.2%} at {static['bytes_ratio']:.3f}x the bytes, 4-bit weights {qat['accuracy']:.2%} at "
+        f"{qat['bytes_ratio']:.3f}x, half the FLOPs {pruned['channels']['accuracy']:.2%}, 80 % zeros {pruned['magnitude']['accuracy']:.2%}"
+    )
+    assert said in (ROOT / "README.md").read_text()
