@@ -13,7 +13,7 @@ from hypothesis import settings
 from tests.support import FULL, full_or_tenth
 
 # One thread each, before torch is imported: the tests share two cores with those in the background (tests/kernel/conftest.py), and
-# threads that wait for each other while something else has the core made training tests fifty times as slow.
+# threads that spin for each other while something else has the core make small training runs many times as slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 EXAMPLES = 500
 

@@ -140,7 +140,7 @@ def _largest(bits: int) -> int:
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
-    """2^exponent, exact: the bits of the float64 itself. torch.ldexp goes through float32, and exp2 may be an ulp off."""
+    """2^exponent, exact: the bits of the float64 itself, so that no library's power decides them."""
     return ((exponent.to(torch.int64) + 1023) << 52).view(torch.float64)
 
 
