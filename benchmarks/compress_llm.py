@@ -6,7 +6,8 @@
 
 Perplexity: windows of --context tokens that do not overlap, no begin-of-text token. Rise: over the bfloat16 model's.
 Calibration text is another part of the corpus: its blank lines and <unk> marks are dropped, as the raw text has neither.
-Tokens/s: one sequence, one token a pass at context 256 (graph: the pass as one CUDA graph), and the whole of the scoring pass.
+Tokens/s: one sequence, one token a pass at context 256 (graph: the pass as one CUDA graph), and the whole of the scoring pass,
+first calls included.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=0, help="windows at once; 0: 16 on a GPU, 1 elsewhere")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--layers", action="store_true", help="a line for every layer in the results: some 70 KB a variant")
     parser.add_argument("--label", default=None, help="machine in the name of the results file; default: the device")
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
@@ -144,7 +146,7 @@ def one(
         "scoring_tokens_per_s": scores.count / seconds, **decode_speed(model, options.device),
         "layers_packed": f"{packed} of {len(layers)} run packed",
         "mean_sqnr_db": sum(row.sqnr_db for row in layers) / len(layers) if layers else None,
-        "layers": [row.to_dict() for row in layers],
+        **({"layers": [row.to_dict() for row in layers]} if options.layers else {}),
     }  # fmt: skip
 
 

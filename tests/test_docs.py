@@ -325,7 +325,18 @@ def test_kernel_page_equals_its_training_results() -> None:
     assert {row["variant"] for row in data["rows"]} == {"eager", "eager with kernels", "compiled", "compiled with kernels"}
     times = {row["batch"]: row["speedup"] for row in data["rows"] if row["variant"] == "eager with kernels"}
     said = f"{times[64]:.2f} times as fast with 64 sequences of 1024 tokens, where the GPU is the limit, and {times[16]:.2f} times with 16"
-    assert said in " ".join((ROOT / "README.md").read_text().split())
+    readme, page = (" ".join((ROOT / name).read_text().split()) for name in ("README.md", "docs/kernels.md"))
+    assert said in readme
+    losses = {row["variant"]: row["losses"] for row in data["rows"] if row["batch"] == 64}
+    ours, compiled = (apart(losses[name], losses["eager"]) for name in ("eager with kernels", "compiled"))
+    assert f"within {ours:.2%} of plain torch's at every tenth of {10 * len(losses['eager'])} steps" in readme
+    said = f"ours was at most {ours:.2%} away from plain eager torch in {10 * len(losses['eager'])} steps, and plain compiled torch "
+    assert said + f"{compiled:.2%} away from plain eager torch in {10 * len(losses['compiled'])}" in page
+
+
+def apart(losses: list[float], others: list[float]) -> float:
+    """The largest relative difference over the steps both have."""
+    return max(abs(a / b - 1) for a, b in zip(losses, others, strict=False))
 
 
 def test_kernel_page_equals_its_memory_results() -> None:
