@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ridgeline.core.errors import OptionError
-from ridgeline.crossbar.adc import convert, convert_exact, full_scale, is_tie, round_half_even
+from ridgeline.crossbar.adc import convert, convert_exact, full_scale, is_tie, round_half_even, to_codes
+from ridgeline.crossbar.plan import Plan
+from tests.crossbar.support import chip
 
 Adc = Callable[[Tensor, int, int], Tensor]
 
@@ -83,6 +85,18 @@ def test_clipping_holds_noisy_currents_in_range() -> None:
     current = torch.tensor([-1.0, 0.4, 3.0], dtype=torch.float64)
     assert convert(current, 11, 2.0).tolist() == [-5, 2, 15]
     assert convert(current, 11, 2.0, clip=True).tolist() == [0, 2, 10]
+
+
+@given(st.integers(2, 300), st.integers(1, 300), st.booleans(), st.booleans())
+def test_codes_of_any_sign_and_range(levels: int, top: int, signed: bool, clips: bool) -> None:
+    plan = Plan(chip(adc_levels=levels, adc_clip=clips, operands_sign="differential" if signed else "slice"), 32, 4, ranges=(top,) * 4)
+    totals = list(range(-288 if signed else 0, 289))
+    most = (levels - 1) // 2 if signed else levels - 1
+    codes = [round(Fraction(total * (levels - 1), top * (2 if signed else 1))) for total in totals]
+    expected = [min(max(code, -most if signed else 0), most) if clips else code for code in codes]
+    assert to_codes(torch.tensor(totals), plan, 2).tolist() == expected
+    shifted = to_codes(torch.tensor(totals), plan, 2, torch.full((len(totals),), 3.0, dtype=torch.float64))
+    assert clips or (shifted - torch.tensor(codes) - 3).abs().max() <= 1  # a tie may go either way where something is added
 
 
 def test_what_integers_cannot_decide_is_an_error() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ridgeline.core.errors import OptionError
-from ridgeline.crossbar.numbers import Slices, block_scale, dequantise, encode, quantise
+from ridgeline.crossbar.numbers import SliceKind, Slices, block_scale, dequantise, encode, quantise, quantise_
 from tests.crossbar.support import Quantised
 
 widths = st.lists(st.integers(1, 5), min_size=1, max_size=5).map(lambda rest: (1, *rest))
@@ -19,15 +19,47 @@ values = st.floats(-1e6, 1e6, width=32)
 blocks: Any = st.lists(st.lists(values, min_size=3, max_size=3), min_size=1, max_size=4)
 
 
-@given(widths, st.data())
-def test_digits_hold_every_integer(cut: tuple[int, ...], data: st.DataObject) -> None:
-    slices = Slices(cut)
-    half = 2 ** (slices.bits - 1)
-    integers = torch.tensor([[-half, half - 1, 0, -1, data.draw(st.integers(-half, half - 1))]])
+@pytest.mark.parametrize("kind", ["twos", "magnitude", "offset"])
+@given(cut=widths, data=st.data())
+def test_digits_hold_every_integer(kind: SliceKind, cut: tuple[int, ...], data: st.DataObject) -> None:
+    slices = Slices(cut, kind)
+    most = 2 ** (slices.span - 1) - 1
+    least = -most if kind == "magnitude" else -most - 1
+    integers = torch.tensor([[least, most, 0, -1, data.draw(st.integers(least, most))]])
     digits = slices.digits(integers)
     assert digits.shape == (len(cut), 1, 5)
-    assert bool((digits >= 0).all()) and all(int(digits[i].max()) <= most for i, most in enumerate(slices.largest))
+    assert all(int(digits[i].abs().max()) <= largest for i, largest in enumerate(slices.largest))
+    assert bool((digits * integers.sign() >= 0).all() if kind == "magnitude" else (digits >= 0).all())
     assert torch.equal(slices.assemble(digits), integers)
+
+
+def test_kinds_of_digits() -> None:
+    given_integers = torch.tensor([[-27, 5]])
+    assert Slices((1, 1, 2, 2), "magnitude").digits(given_integers).squeeze(1).T.tolist() == [[0, -1, -2, -3], [0, 0, 1, 1]]
+    assert Slices((2, 2, 2), "offset").digits(given_integers).squeeze(1).T.tolist() == [[0, 1, 1], [2, 1, 1]]
+    assert Slices((2, 2), "magnitude").weights == (4, 1) and Slices((2, 2), "magnitude").span == 5
+
+
+@given(blocks, st.integers(2, 20), st.sampled_from(["int", "bfp"]))
+def test_quantising_in_float32_gives_the_same_integers(matrix: Any, bits: int, number_format: str) -> None:
+    values = torch.tensor(matrix, dtype=torch.float32)
+    values[0, 0] = values.abs().max() * (2 * (1 << (bits - 1)) - 3) / (2 * (1 << (bits - 1)) - 2)  # near half a step
+    maximum = values.abs().amax(1, keepdim=True)
+    scaled = values.clone()
+    quantise_(scaled, values, maximum, bits, number_format)
+    expected = quantise(values.double(), block_scale(maximum.double(), number_format), bits, number_format)
+    assert torch.equal(scaled.long(), expected)
+
+
+def test_planted_float32_rounding_would_be_caught() -> None:
+    """Halves of a step whose float32 product falls to the other side: without the repetition in float64 some integers differ."""
+    values = torch.rand(200_000, generator=torch.Generator().manual_seed(0))
+    maximum = torch.tensor(0.7310586)
+    expected = quantise(values.double(), maximum.double(), 12, "int")
+    scaled = values.clone()
+    quantise_(scaled, values, maximum, 12, "int")
+    assert torch.equal(scaled.long(), expected)
+    assert not torch.equal((values * (2047 / maximum)).round().long(), expected)
 
 
 def test_digits_are_most_significant_first() -> None:
@@ -37,7 +69,7 @@ def test_digits_are_most_significant_first() -> None:
 
 @given(blocks, widths, st.sampled_from(["int", "bfp"]), st.sampled_from(["per-matrix", "per-row", "per-col", (2, 2)]))
 def test_integers_are_those_of_python(matrix: Any, cut: tuple[int, ...], number_format: str, granularity: Any) -> None:
-    operand = encode(torch.tensor(matrix, dtype=torch.float64), cut, number_format, (1, 2), granularity)
+    operand = encode(torch.tensor(matrix, dtype=torch.float64), Slices(cut), number_format, (1, 2), granularity)
     expected = Quantised(matrix, cut, number_format, (1, 2), granularity)
     assert operand.tiling.join(Slices(cut).assemble(operand.digits)).tolist() == expected.integer
     step = operand.tiling.join(operand.step[..., None, None].expand((*operand.step.shape, 1, 2)))
@@ -62,13 +94,20 @@ def test_block_exponent_at_a_power_of_two(power: int) -> None:
 
 
 def test_block_floating_point_clips_only_upwards() -> None:
-    operand = encode(torch.tensor([[1.999, -1.999, 1.0]]), (1, 1, 2), "bfp", (1, 3), "per-matrix")
+    operand = encode(torch.tensor([[1.999, -1.999, 1.0]]), Slices((1, 1, 2)), "bfp", (1, 3), "per-matrix")
     assert Slices((1, 1, 2)).assemble(operand.digits).flatten().tolist() == [7, -8, 4]
+
+
+def test_a_magnitude_clips_both_ways_and_its_values_say_so() -> None:
+    slices = Slices((1, 1, 2), "magnitude")
+    operand = encode(torch.tensor([[1.999, -1.999, 1.0]]), slices, "bfp", (1, 3), "per-matrix")
+    assert slices.assemble(operand.digits).flatten().tolist() == [15, -15, 8]
+    assert operand.values.flatten().tolist() == [15 / 8, -15 / 8, 1.0]
 
 
 @pytest.mark.parametrize("number_format", ["int", "bfp"])
 def test_a_zero_block_is_zero(number_format: str) -> None:
-    operand = encode(torch.zeros(2, 3), (1, 3), number_format, (1, 3), "per-row")
+    operand = encode(torch.zeros(2, 3), Slices((1, 3)), number_format, (1, 3), "per-row")
     assert not bool(operand.digits.any()) and not bool(operand.values.any())
     assert operand.scale.unique().tolist() == [0.0 if number_format == "int" else -34.0]
 
@@ -88,6 +127,6 @@ def test_slices_that_cannot_be_are_errors(wrong: tuple[int, ...]) -> None:
 def test_what_has_no_digit_is_an_error() -> None:
     for bad in (math.nan, math.inf):
         with pytest.raises(OptionError, match="not finite"):
-            encode(torch.tensor([[bad, 1.0]]), (1, 3), "int", (1, 2), "per-row")
+            encode(torch.tensor([[bad, 1.0]]), Slices((1, 3)), "int", (1, 2), "per-row")
     with pytest.raises(OptionError, match="fp8"):
-        encode(torch.ones(1, 2), (1, 3), "fp8", (1, 2), "per-row")
+        encode(torch.ones(1, 2), Slices((1, 3)), "fp8", (1, 2), "per-row")

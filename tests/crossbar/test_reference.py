@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ridgeline.core.errors import OptionError
-from ridgeline.crossbar import adc, reference
+from ridgeline.crossbar import adc, noise, reference
+from ridgeline.crossbar.cells import Cells, program
+from ridgeline.crossbar.plan import Draw, Plan
 from ridgeline.target.crossbar import CrossbarSpec
 from tests.crossbar.support import chip, product_of_fractions
 
@@ -118,8 +120,69 @@ def test_a_coarser_dac_and_each_slices_own_adc_are_used() -> None:
 def test_blocks_of_x_and_w_may_pad_k_differently() -> None:
     x, w = normal(3, 130), normal(130, 4, seed=1)
     mixed = reference.matmul(x, w, chip(operands_w_granularity=[128, 64]))
-    assert mixed.x_digits.shape[1] == 6 and mixed.w_digits.shape[0] == 8 and mixed.codes.shape[0] == 6
+    assert mixed.x_digits.shape[1] == 6 and mixed.w_digits.shape[0] == 8 and mixed.codes.shape[0] == 5
     assert error(mixed.out, x @ w) < 0.2
+
+
+SIGNS = ["slice", "differential", "offset"]
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+@pytest.mark.parametrize("number_format", ["int", "bfp"])
+def test_every_sign_loses_nothing_with_a_code_for_every_sum(sign: str, number_format: str) -> None:
+    x, w = normal(2, 5, 21), normal(21, 10, seed=1)
+    levels = 2 * (LOSSLESS["adc_levels"] - 1) + 1  # of a signed sum, each half of the range has as many  # type: ignore[operator]
+    analog = reference.matmul(x, w, chip(**LOSSLESS | {"adc_levels": levels}, operands_sign=sign, operands_format=number_format))
+    assert error(analog.out, analog.xq @ analog.wq) < 1e-13
+    assert error(analog.out, x @ w) < 1e-3
+    assert bool((analog.codes < 0).any()) == (sign == "differential")
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+def test_programmed_cells_are_used(sign: str) -> None:
+    on, x, w = chip(operands_sign=sign), normal(5, 70), normal(70, 40, seed=1)
+    plan = Plan(on, 70, 40)
+    cells, plain = program(w[None], plan, Draw()), reference.matmul(x, w, on)
+    given_cells = reference.matmul(x, w, on, cells=cells)
+    assert torch.equal(given_cells.codes, plain.codes) and error(given_cells.out, plain.out) < 1e-14
+    raised = Cells(cells.planes + 1, cells.step, cells.values, True)
+    assert torch.equal(reference.matmul(x, w, on, cells=raised).codes, plain.codes) == (sign == "differential")  # a pair's difference stays
+    doubled = Cells(cells.planes, cells.step * 2, cells.values, True)
+    assert error(reference.matmul(x, w, on, cells=doubled).out, 2 * plain.out) < 1e-14
+
+
+def test_ranges_and_clipping_are_each_slices_own() -> None:
+    x, w, full = normal(5, 70), normal(70, 40, seed=1), 32 * 9
+    wide, narrow = (full, full, full, full), (full, full, 40, full)
+    for clips in (False, True):
+        on = chip(adc_levels=256, adc_clip=clips)
+        whole, cut = (reference.matmul(x, w, on, plan=Plan(on, 70, 40, ranges=ranges)).codes for ranges in (wide, narrow))
+        assert torch.equal(whole, reference.matmul(x, w, on).codes)
+        changed = (whole != cut).flatten(-2).any(-1)
+        assert changed[..., 2].any() and not changed[..., [0, 1, 3]].any()
+        assert (int(cut.max()) > 255) == (not clips)
+
+
+def test_noise_of_the_converters_is_the_named_one() -> None:
+    """One conversion each, by hand: the index of contract, sigma and rounding."""
+    x, w, draw = normal(2, 3, 5), normal(5, 4, seed=1), Draw(3, 1, 2, 7)
+    quiet, loud = (
+        chip(array_rows=4, adc_levels=64, adc_noise_lsb=2 * on, adc_offset_lsb=3 * on, dac_noise_sigma=0.3 * on) for on in (0.0, 1.0)
+    )
+    plan = Plan(loud, 5, 4)
+    codes = reference.matmul(x, w, loud, draw=draw).codes
+    assert torch.equal(reference.matmul(x, w, loud).codes, reference.matmul(x, w, quiet, draw=draw).codes)
+    b, a, i, j, m, n = 1, 1, 2, 3, 2, 3  # the second array holds k = 4 alone
+    level_x = int(reference.levels_of(reference.encode_input(x, quiet).digits, plan.x, 4)[b, m, a, i, 0, 0])
+    level_w = int(reference.levels_of(reference.encode_weight(w, quiet).digits, plan.w, 4)[a, 0, j, 0, n])
+
+    def drawn(kind: noise.Kind, index: int) -> float:
+        return float(noise.normal(draw, kind, torch.tensor([index])))
+
+    voltage = level_x * (1 + 0.3 * drawn(noise.Kind.DAC, ((b * 3 + m) * 5 + 4) * 4 + i))
+    conversion = ((((b * 3 + m) * 4 + n) * 2 + a) * 4 + i) * 4 + j
+    added = 2 * drawn(noise.Kind.ADC, conversion) + 3 * drawn(noise.Kind.OFFSET, (a * 4 + n) * 4 + j)
+    assert int(codes[b, a, i, j, m, n]) == round(voltage * level_w * float(plan.scale(j)) + added)
 
 
 def test_an_empty_batch_gives_an_empty_output() -> None:
@@ -180,8 +243,9 @@ def test_the_gradient_of_a_convolution_is_each_patchs_own() -> None:
         (lambda: reference.matmul(normal(3, 4) / 0, normal(4, 2), chip()), "not finite"),
         (lambda: reference.matmul(normal(3, 4), normal(4, 2), chip(), voltage=normal(3, 4)), "a voltage of shape"),
         (lambda: reference.matmul(normal(3, 4), normal(4, 2), chip(), conductance=normal(4, 2)), "a conductance of shape"),
-        (lambda: reference.matmul(normal(3, 4), normal(4, 2), chip(operands_sign="differential")), "operands.sign = 'differential'"),
-        (lambda: reference.matmul(normal(3, 4), normal(4, 2), chip(adc_range="calibrated")), "adc.range = 'calibrated'"),
+        (lambda: reference.matmul(normal(3, 4), normal(4, 2), chip(operands_sign="offset"), voltage=normal(3, 4)), "give programmed cells"),
+        (lambda: reference.matmul(normal(3, 4), normal(4, 2), chip(adc_range="calibrated")), "calibrate the model"),
+        (lambda: reference.matmul(normal(3, 4), normal(4, 2), chip(), plan=Plan(chip(), 4, 2, ranges=(9, 9))), "ADC ranges"),
         (lambda: reference.conv2d(normal(1, 4, 5, 5), normal(2, 3, 3, 3), chip()), "weight"),
         (lambda: reference.conv2d(normal(1, 4, 5, 5), normal(3, 2, 3, 3), chip(), groups=2), "2 groups"),
         (lambda: reference.conv2d(normal(1, 4, 2, 2), normal(3, 4, 3, 3), chip()), "kernel"),

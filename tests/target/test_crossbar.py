@@ -198,6 +198,17 @@ def joint_breakages(data: dict[str, Any]) -> Iterator[Breakage]:
     yield "more stuck than there are", with_field(with_field(data, "cell", "stuck_high", 0.6), "cell", "stuck_low", 0.6), "cell.stuck_low"
 
 
+def test_only_a_twos_complement_needs_a_sign_slice(tmp_path: Path) -> None:
+    """Of an offset chip the inputs, of a differential one neither operand."""
+    data = catalog_data("rram-64")
+    data["operands"] = {"x_slices": [1, 1, 2], "w_slices": [2, 2], "sign": "offset"}
+    assert loaded(tmp_path, data).operands.w_slices == (2, 2)
+    without_sign = with_field(data, "operands", "x_slices", [2, 2])
+    with pytest.raises(TargetSpecError, match=r'operands.x_slices: with sign = "offset"'):
+        loaded(tmp_path, without_sign)
+    assert loaded(tmp_path, with_field(without_sign, "operands", "sign", "differential")).operands.x_slices == (2, 2)
+
+
 def test_impossible_chips_name_their_field(tmp_path: Path) -> None:
     data = catalog_data("rram-64")
     breakages = [*single_breakages(data), *joint_breakages(data)]

@@ -1,6 +1,6 @@
 """The command line: one thin file a command, loaded when it runs.
 
-    ridgeline analyze | profile | map | codesign | compare | compress | ab | bench | targets | models | calibrate | env
+    ridgeline analyze | profile | map | codesign | compare | compress | crossbar | ab | bench | targets | models | calibrate | env
 
 Exit codes: 0 done, 1 a check failed (a regression against a baseline), 2 bad input: what, why and what to do on stderr.
 """
@@ -12,7 +12,7 @@ import sys
 
 import typer
 
-from . import ab, analyze, bench, calibrate, codesign, compare, compress, env, models, profile, targets
+from . import ab, analyze, bench, calibrate, codesign, compare, compress, crossbar, env, models, profile, targets
 from . import map as map_command
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ app.command("bench")(bench.bench)
 app.command("models")(models.models)
 app.command("calibrate")(calibrate.calibrate)
 app.command("env")(env.env)
+app.add_typer(crossbar.app, name="crossbar")
 app.add_typer(targets.app, name="targets")
 
 

@@ -2,19 +2,22 @@
 
     x (…, M, K), w (K, N) ──encode──> digits, steps of every tile
       for each slice i of x, j of w, array k:   total = sum over its rows of level_x * level_w            integer
-                                                code  = round_half_even(total * (levels_j - 1) / full)    adc.py
-      out = sum over k of  step_x * step_w * rows * sum over i, j of  code / (levels_j - 1) * largest_i * largest_j * weight_i * weight_j
+                                                code  = round_half_even(total * scale_j)                  adc.py
+      out = sum over k of  step_x * step_w * sum over i, j of  code * worth_ij                            plan.py
     levels: round(digit / largest * (n - 1)) of the n a DAC or a cell has; never a tie, as the largest digit is odd
+    sign = "offset": one more column of cells at the highest level, ideal and without noise, tells each array's sum of inputs
 
+Given `cells`, levels are as those were programmed and as this call reads them; given `draw`, the noise of DACs and ADCs is drawn.
 Given `conductance` [S] or `voltage` [V] (as read, noise and faults included; the shape of w_digits, x_digits), totals are currents
-sum V * (G - low) in float64. The chip's own sigmas and rates are not drawn here, and neither are its ADC's noise and offset.
+sum V * (G - low) in float64, and nothing is drawn.
 
 Gradients pass straight through: grad_x = g wq^T, grad_w = xq^T g, with dequantised operands, no noise and no ADC.
-Memory is slice pairs x arrays x M x N at once: for small sizes only. Signs are sign slices on both operands.
+Memory is slice pairs x arrays x M x N at once: for small sizes only. ReferenceEngine is the same behind the engines' protocol.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,8 +27,11 @@ from torch.nn import functional
 
 from ..core.errors import OptionError
 from ..target.crossbar import CrossbarSpec
-from .adc import convert, convert_exact, full_scale
+from .adc import added_lsb, check_ranges, convert, to_codes, voltage_factor
+from .cells import Cells
 from .numbers import Operand, Slices, encode
+from .patches import output_size, patches
+from .plan import Draw, Plan, Window
 
 Pair = int | tuple[int, int]
 WeightGradient = Literal["patch", "image"]
@@ -53,24 +59,42 @@ class Analog:
     """float64 (K, N)."""
 
 
-def matmul(x: Tensor, w: Tensor, chip: CrossbarSpec, *, conductance: Tensor | None = None, voltage: Tensor | None = None) -> Analog:
-    """x (…, M, K) times w (K, N) on the chip."""
-    _check(x, w, chip)
-    a, b = encode_input(x, chip), encode_weight(w, chip)
-    noisy = conductance is not None or voltage is not None
-    totals = _currents(a, b, chip, conductance, voltage) if noisy else _totals(a, b, chip)
-    codes = _codes(totals, chip)[..., : x.shape[-2], : w.shape[-1]]
-    return Analog(_shift_add(codes, a, b, chip), codes, a.digits, b.digits, a.scale, b.scale, a.values, b.values)
+def matmul(
+    x: Tensor,
+    w: Tensor,
+    chip: CrossbarSpec,
+    *,
+    conductance: Tensor | None = None,
+    voltage: Tensor | None = None,
+    plan: Plan | None = None,
+    cells: Cells | None = None,
+    draw: Draw | None = None,
+) -> Analog:
+    """x (…, M, K) times w (K, N) on the chip; of `cells`, those programmed with w. Noise of converters is drawn if `draw` is given."""
+    _check_shapes(x, w)
+    plan = plan or Plan(chip, *w.shape)
+    check_ranges(plan)
+    a, b = encode_input(x, plan.chip), encode_weight(w, plan.chip)
+    if conductance is not None or voltage is not None:
+        codes, offset_codes = _codes_of_currents(_currents(a, b, plan, conductance, voltage), plan), None
+        codes = codes[..., : x.shape[-2], : w.shape[-1]]
+    else:
+        codes, offset_codes = _codes(a, _weight_levels(b, plan, cells, draw), plan, draw, x.shape[-2])
+    step = _columns_of_tiles(b.step, plan, b.tiling.tile[1]) if cells is None else cells.step[0]
+    out = _shift_add(codes, offset_codes, _input_step(a, plan, x.shape[-2]), step, plan)
+    return Analog(out, codes, a.digits, b.digits, a.scale, b.scale, a.values, b.values)
 
 
 def encode_input(x: Tensor, chip: CrossbarSpec) -> Operand:
     operands = chip.operands
-    return encode(x, operands.x_slices, operands.format, (operands.x_tile_rows, chip.array.rows), operands.x_granularity)
+    slices = Plan(chip, 1, 1).x
+    return encode(x, slices, operands.format, (operands.x_tile_rows, chip.array.rows), operands.x_granularity)
 
 
 def encode_weight(w: Tensor, chip: CrossbarSpec) -> Operand:
     operands = chip.operands
-    return encode(w, operands.w_slices, operands.format, (chip.array.rows, chip.array.columns), operands.w_granularity)
+    slices = Plan(chip, 1, 1).w
+    return encode(w, slices, operands.format, (chip.array.rows, chip.array.columns), operands.w_granularity)
 
 
 def levels_of(digits: Tensor, slices: Slices, levels: int) -> Tensor:
@@ -90,54 +114,129 @@ def ideal_conductance(w: Operand, chip: CrossbarSpec) -> Tensor:
     return low + levels_of(w.digits, w.slices, chip.cell.levels).double() * (high - low) / (chip.cell.levels - 1)
 
 
-def _totals(x: Operand, w: Operand, chip: CrossbarSpec) -> Tensor:
-    return _column_sums(levels_of(x.digits, x.slices, chip.dac.levels), levels_of(w.digits, w.slices, chip.cell.levels))
-
-
-def _currents(x: Operand, w: Operand, chip: CrossbarSpec, conductance: Tensor | None, voltage: Tensor | None) -> Tensor:
+def _currents(x: Operand, w: Operand, plan: Plan, conductance: Tensor | None, voltage: Tensor | None) -> Tensor:
+    chip = plan.chip
+    if chip.operands.sign != "slice":
+        why = f'with operands.sign = "{chip.operands.sign}" there is not one cell for each digit'
+        raise OptionError("a conductance or voltage", why=why, do="give programmed cells")
     g = ideal_conductance(w, chip) if conductance is None else conductance.to(torch.float64)
     v = ideal_voltage(x, chip) if voltage is None else voltage.to(torch.float64)
     for name, given, digits in (("conductance", g, w.digits), ("voltage", v, x.digits)):
         if given.shape != digits.shape:
             why = f"there is one for each digit: {tuple(digits.shape)}"
             raise OptionError(f"a {name} of shape {tuple(given.shape)}", why=why, do="give tile rows, tile columns, slices, rows, columns")
-    return _column_sums(v, g - chip.cell.low_s.value)
+    rows, columns = _rows_of_tiles(v, plan.arrays), _weights_of_tiles(g - chip.cell.low_s.value, plan.arrays)
+    return torch.matmul(rows[..., :, None, :, :], columns[:, None])
 
 
-def _column_sums(x: Tensor, w: Tensor) -> Tensor:
-    """x (…, M tiles, K tiles, Sx, r, rows), w (K tiles, N tiles, Sw, rows, c) → (…, K tiles, Sx, Sw, M', N')."""
-    arrays = min(x.shape[-4], w.shape[-5])  # both cover K; where one is padded further, the other has no row to meet it
-    lead = x.shape[:-5]
-    rows = x[..., :arrays, :, :, :].movedim(-5, -3).reshape(*lead, arrays, x.shape[-3], 1, -1, x.shape[-1])
-    columns = w[:arrays].movedim(1, -2).reshape(arrays, 1, w.shape[-3], w.shape[-2], -1)
-    return torch.matmul(rows, columns)
+def _codes_of_currents(currents: Tensor, plan: Plan) -> Tensor:
+    """(…, arrays, Sx, Sw, M', N') [A] → codes of the same shape; each weight slice has its own ADC."""
+    chip = plan.chip
+    span_a = (chip.cell.high_s.value - chip.cell.low_s.value) * chip.dac.vread_v.value * chip.array.rows
+    slices = zip(currents.unbind(-3), chip.adc_levels, plan.range_of_slice, strict=True)
+    return torch.stack([convert(i, levels, span_a * (top / plan.full), clip=chip.adc.clip) for i, levels, top in slices], dim=-3)
 
 
-def _codes(totals: Tensor, chip: CrossbarSpec) -> Tensor:
-    """(…, arrays, Sx, Sw, M', N') → codes of the same shape; each weight slice has its own ADC."""
-    full = full_scale(chip.array.rows, chip.dac.levels, chip.cell.levels)
-    reference_a = (chip.cell.high_s.value - chip.cell.low_s.value) * chip.dac.vread_v.value * chip.array.rows
-
-    def of_slice(total: Tensor, levels: int) -> Tensor:
-        if total.is_floating_point():
-            return convert(total, levels, reference_a, clip=chip.adc.clip)
-        return convert_exact(total, levels, full)
-
-    return torch.stack([of_slice(total, levels) for total, levels in zip(totals.unbind(-3), chip.adc_levels, strict=True)], dim=-3)
+def _rows_of_tiles(x: Tensor, arrays: int) -> Tensor:
+    """(…, M tiles, K tiles, Sx, r, rows) → (…, arrays, Sx, M', rows); K tiles beyond the arrays are padding of a block."""
+    return x[..., :arrays, :, :, :].movedim(-5, -3).flatten(-3, -2)
 
 
-def _shift_add(codes: Tensor, x: Operand, w: Operand, chip: CrossbarSpec) -> Tensor:
+def _weights_of_tiles(w: Tensor, arrays: int) -> Tensor:
+    """(K tiles, N tiles, Sw, rows, c) → (arrays, Sw, rows, N')."""
+    return w[:arrays].movedim(1, -2).reshape(arrays, w.shape[-3], w.shape[-2], -1)
+
+
+def _columns_of_tiles(step: Tensor, plan: Plan, columns: int) -> Tensor:
+    """(K tiles, N tiles) → (arrays, N)."""
+    return step[: plan.arrays].repeat_interleave(columns, -1)[:, : plan.n]
+
+
+def _input_step(x: Operand, plan: Plan, m: int) -> Tensor:
+    """(…, arrays, M)."""
+    return x.step[..., : plan.arrays].repeat_interleave(x.tiling.tile[0], -2)[..., :m, :].movedim(-1, -2)
+
+
+def _weight_levels(w: Operand, plan: Plan, cells: Cells | None, draw: Draw | None) -> Tensor:
+    """(arrays, Sw, rows, N): whole numbers (int64) or, of disturbed cells, float64."""
+    if cells is None:
+        return _weights_of_tiles(levels_of(w.digits, w.slices, plan.chip.cell.levels), plan.arrays)[..., : plan.n]
+    return _cell_levels(cells, plan, draw or Draw())[0]
+
+
+def _cell_levels(cells: Cells, plan: Plan, draw: Draw) -> Tensor:
+    """(groups, arrays, Sw, rows, N)."""
+    read = cells.as_read(plan, draw)
+    split = read.reshape(*read.shape[:2], plan.arrays, plan.rows, plan.n).transpose(1, 2)
+    return split.to(torch.float64 if split.is_floating_point() else torch.int64)
+
+
+def _codes(x: Operand, w: Tensor, plan: Plan, draw: Draw | None, m: int, group: int = 0) -> tuple[Tensor, Tensor | None]:
+    """Codes (…, arrays, Sx, Sw, M, N) of weight levels (arrays, Sw, rows, N), and with an offset column its codes (…, arrays, Sx, M)."""
+    levels = _rows_of_tiles(levels_of(x.digits, x.slices, plan.chip.dac.levels), plan.arrays)[..., :m, :]
+    lead, device = levels.shape[:-4], levels.device
+    row = torch.arange(math.prod(lead) * m, device=device).reshape(*lead, 1, m, 1)
+    array = torch.arange(plan.arrays, device=device)[:, None, None]
+    column = group * plan.n + torch.arange(plan.n, device=device)
+    k = torch.arange(plan.arrays * plan.rows, device=device).reshape(plan.arrays, 1, plan.rows)
+    slices = range(len(plan.x.widths))
+    if draw is not None and plan.chip.dac.noise_sigma.value > 0:
+        factors = [voltage_factor(plan, draw, row, group * plan.k + k, i) for i in slices]  # beyond K the level is 0
+        levels = levels * torch.stack([factor for factor in factors if factor is not None], dim=-3)
+    if levels.dtype != w.dtype:
+        levels, w = levels.double(), w.double()
+    codes = []
+    for i in slices:
+        totals = torch.matmul(levels[..., i, None, :, :], w)  # (…, arrays, Sw, M, N)
+        added = [added_lsb(plan, draw, row, column, array, i, j) if draw else None for j in range(len(plan.w.widths))]
+        codes.append(torch.stack([to_codes(totals[..., j, :, :], plan, j, one) for j, one in enumerate(added)], dim=-3))
+    offset = to_codes(levels.sum(-1) * (plan.chip.cell.levels - 1), plan, 0) if plan.w.kind == "offset" else None
+    return torch.stack(codes, dim=-4), offset
+
+
+def _shift_add(codes: Tensor, offset_codes: Tensor | None, x_step: Tensor, w_step: Tensor, plan: Plan) -> Tensor:
     """codes (…, arrays, Sx, Sw, M, N) → (…, M, N); integers within a slice of w, float64 across slices, scales and arrays."""
-    x_worth = [most * weight for most, weight in zip(x.slices.largest, x.slices.weights, strict=True)]
-    by_slice = (codes * torch.tensor(x_worth, device=codes.device)[:, None, None, None]).sum(-4)  # (…, arrays, Sw, M, N)
-    w_slices = zip(w.slices.largest, w.slices.weights, chip.adc_levels, strict=True)
-    w_worth = [most * weight / (levels - 1) for most, weight, levels in w_slices]
-    worth = torch.tensor(w_worth, dtype=torch.float64, device=codes.device)[:, None, None]
-    added = (by_slice * worth).sum(-3) * chip.array.rows  # (…, arrays, M, N)
-    arrays, m, n = added.shape[-3:]
-    x_step = x.step[..., :arrays].repeat_interleave(x.tiling.tile[0], -2)[..., :m, :].movedim(-1, -2)[..., None]  # (…, arrays, M, 1)
-    w_step = w.step[:arrays].repeat_interleave(w.tiling.tile[1], -1)[:, None, :n]  # (arrays, 1, N)
-    return (added * x_step * w_step).sum(-3)
+    x_worth = torch.tensor([most * weight for most, weight in zip(plan.x.largest, plan.x.weights, strict=True)], device=codes.device)
+    by_slice = (codes * x_worth[:, None, None, None]).sum(-4)  # (…, arrays, Sw, M, N)
+    w_worth = [float(plan.worth(0, j) / int(x_worth[0])) for j in range(len(plan.w.widths))]
+    added = (by_slice * torch.tensor(w_worth, dtype=torch.float64, device=codes.device)[:, None, None]).sum(-3)  # (…, arrays, M, N)
+    if offset_codes is not None:
+        unit = plan.offset_worth / ((plan.chip.dac.levels - 1) * (plan.chip.cell.levels - 1) * plan.scale(0))
+        added = added - ((offset_codes * x_worth[:, None]).sum(-2).double() * float(unit))[..., None]
+    return (added * x_step[..., None] * w_step[:, None, :]).sum(-3)
+
+
+class ReferenceEngine:
+    """The oracle behind the engines' protocol; any device, float64, for small sizes."""
+
+    name = "reference"
+
+    def unable(self, plan: Plan, device: str) -> str | None:
+        return None
+
+    def prepare(self, plan: Plan, cells: Cells) -> Cells:
+        return cells
+
+    def product(self, x: Tensor, plan: Plan, prepared: Cells, draw: Draw) -> Tensor:
+        return self._groups(x[:, None], plan, prepared, draw)[1][:, 0].to(x.dtype)
+
+    def convolution(self, x: Tensor, window: Window, plan: Plan, prepared: Cells, draw: Draw) -> Tensor:
+        taken = patches(x, window, plan.groups)  # (groups, K, B, L)
+        out = self._groups(taken.permute(2, 0, 3, 1), plan, prepared, draw)[1]  # (B, groups, L, N)
+        return out.transpose(-1, -2).reshape(x.shape[0], plan.groups * plan.n, *output_size(x, window)).to(x.dtype)
+
+    def codes(self, x: Tensor, plan: Plan, prepared: Cells, draw: Draw) -> Tensor:
+        return self._groups(x[:, None], plan, prepared, draw)[0][:, 0]
+
+    def _groups(self, x: Tensor, plan: Plan, cells: Cells, draw: Draw) -> tuple[Tensor, Tensor]:
+        """x (B, groups, M, K) → codes (B, groups, arrays, Sx, Sw, M, N) and out (B, groups, M, N)."""
+        check_ranges(plan)
+        levels, m, found = _cell_levels(cells, plan, draw), x.shape[-2], []
+        for group in range(plan.groups):
+            a = encode_input(x[:, group], plan.chip)
+            codes, offset = _codes(a, levels[group], plan, draw, m, group)
+            found.append((codes, _shift_add(codes, offset, _input_step(a, plan, m), cells.step[group], plan)))
+        return torch.stack([codes for codes, _ in found], 1), torch.stack([out for _, out in found], 1)
 
 
 class _Replace(torch.autograd.Function):
@@ -215,13 +314,10 @@ def _output_size(x: Tensor, window: dict[str, Any]) -> tuple[int, int]:
     return down, across
 
 
-def _check(x: Tensor, w: Tensor, chip: CrossbarSpec) -> None:
+def _check_shapes(x: Tensor, w: Tensor) -> None:
     if x.dim() < 2 or w.dim() != 2 or x.shape[-1] != w.shape[0] or 0 in w.shape:
         why = "x is (…, M, K) and w is (K, N) with the same K, and w is not empty"
         raise OptionError(f"x of shape {tuple(x.shape)} times w of shape {tuple(w.shape)}", why=why, do="look at the layer's shapes")
-    for field, given, done in (("operands.sign", chip.operands.sign, "slice"), ("adc.range", chip.adc.range, "full")):
-        if given != done:
-            raise OptionError(f"{field} = {given!r}", why="the reference does not compute it", do=f"give {done!r}")
 
 
 def _check_convolution(x: Tensor, weight: Tensor, groups: int) -> None:

@@ -60,6 +60,17 @@ def plan(shape: tuple[int, int], tile: tuple[int, int], granularity: Granularity
     return Tiling(shape, tile, (_round_up(wanted[0], tile[0]), _round_up(wanted[1], tile[1])))
 
 
+def merge_maxima(maxima: Tensor, count: int, axis: int) -> Tensor:
+    """Along `axis`, the maximum of every `count` neighbours (0: of all), in place of each of them."""
+    length = maxima.shape[axis]
+    if count == 1 or length == 0:
+        return maxima
+    if count == 0 or count >= length:
+        return maxima.amax(axis, keepdim=True).expand_as(maxima)
+    parts = [part.amax(axis, keepdim=True).expand_as(part) for part in maxima.split(count, axis)]
+    return torch.cat(parts, axis)
+
+
 def _wanted(shape: tuple[int, int], granularity: Granularity) -> tuple[int, int]:
     """The block as asked for, before it is rounded up to whole tiles."""
     height, width = max(shape[0], 1), max(shape[1], 1)  # an empty batch has blocks too: none of them

@@ -182,6 +182,8 @@ class Cell(Spec):
     """Time since writing at which the chip is read; no drift before drift_from_s."""
     drift_from_s: Annotated[Constant, quantity("s", most=1e12)] = Constant(value=1.0, unit="s", source=NOT_STATED, status="assumed")
     """Time after writing at which a cell has the conductance it was written to."""
+    drift_compensated: bool = Field(default=False, strict=True)
+    """Outputs are multiplied by (drift_time_s / drift_from_s) ** drift_nu, digitally: the mean drift is undone, its spread remains."""
     retention_s: Annotated[Constant, quantity("s", most=1e18)] | None = None
     """Time constant with which a cell relaxes to low_s; None: it keeps its state."""
     line_resistance_ohm: Ohms = _zero("ohm")
@@ -320,9 +322,11 @@ class CrossbarSpec(Spec):
     @model_validator(mode="after")
     def _sound(self) -> CrossbarSpec:
         for name, slices in (("x_slices", self.operands.x_slices), ("w_slices", self.operands.w_slices)):
-            if self.operands.sign == "slice" and (slices[0] != 1 or len(slices) < 2):
+            signed_first = self.operands.sign == "slice" or (self.operands.sign == "offset" and name == "x_slices")
+            if signed_first and (slices[0] != 1 or len(slices) < 2):
                 raise ValueError(
-                    f'operands.{name}: with sign = "slice" the first of two or more slices is the sign and 1 bit wide, got {slices}'
+                    f'operands.{name}: with sign = "{self.operands.sign}" the first of two or more slices is the sign and 1 bit wide, '
+                    f"got {slices}"
                 )
         widest = max(self.operands.w_slices)
         if 2**widest > self.cell.levels:

@@ -1,0 +1,138 @@
+"""ResNet-18 on a crossbar, computed by a CPU, beside the same network in plain torch: ratio of times, and memory above the loaded model.
+
+python benchmarks/crossbar_cpu.py [--threads 2] [--rounds 5]            a few minutes
+
+times   one process, rounds of digital, blocked, native in turn, medians; a ratio compares passes of the same round
+memory  a process for each: highest resident size in a pass, less the loaded model (its weights, and the cells programmed from them)
+224 x 224, batch 1, slices (1,1,2,2) both, 4096 ADC levels, granularity (1,64) and (64,64), arrays of 32 x 32, 4 levels, noise-free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from common import write_results
+from torch import Tensor, nn
+
+from ridgeline.core.spec import parse_spec
+from ridgeline.crossbar.convert import to_crossbar
+from ridgeline.crossbar.product import CrossbarProduct
+from ridgeline.measure.environment import machine_name
+from ridgeline.target.crossbar import CrossbarSpec
+from ridgeline.workload.capture import resolve
+from ridgeline.workload.case import CaseOptions
+
+CHIP = {
+    "version": 1, "kind": "crossbar", "name": "benchmark", "array": {"rows": 32, "columns": 32},
+    "operands": {"x_slices": [1, 1, 2, 2], "w_slices": [1, 1, 2, 2], "x_granularity": [1, 64], "w_granularity": [64, 64]},
+    "dac": {"levels": 4, "vread_v": 0.2}, "cell": {"high_s": 1e-5, "low_s": 1e-8, "levels": 4}, "adc": {"levels": 4096},
+}  # fmt: skip
+ENGINES = ("digital", "blocked", "native")
+STATUS, CLEAR_PEAK = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def network(engine: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """ResNet-18, and its input."""
+    case = resolve("resnet18", CaseOptions(batch=1, device="cpu"))
+    if engine == "digital":
+        return case.module.eval(), case.args
+    spec = parse_spec(CrossbarSpec, CHIP, "benchmark.toml")
+    return to_crossbar(case.module.eval(), spec, engine=f"exactly:{engine}", fold=False).eval(), case.args
+
+
+def resident_bytes(field: str) -> int:
+    line = next(line for line in STATUS.read_text(encoding="utf-8").splitlines() if line.startswith(field + ":"))
+    return int(line.split()[1]) * 1024
+
+
+def cell_bytes(model: nn.Module) -> int:
+    """Of what was programmed from the weights and is kept: part of the loaded model."""
+    kept: set[int] = set()
+    total = 0
+    for module in model.modules():
+        for tensor in _tensors(module._prepared.state) if isinstance(module, CrossbarProduct) and module._prepared else ():
+            if tensor.untyped_storage().data_ptr() not in kept:
+                kept.add(tensor.untyped_storage().data_ptr())
+                total += tensor.untyped_storage().nbytes()
+    return total
+
+
+def _tensors(state: Any, depth: int = 3) -> list[Tensor]:
+    if isinstance(state, Tensor):
+        return [state]
+    names = getattr(type(state), "__slots__", ()) or vars(state) if hasattr(state, "__dict__") or hasattr(type(state), "__slots__") else ()
+    return [tensor for name in names for tensor in _tensors(getattr(state, name, None), depth - 1)] if depth else []
+
+
+def memory_of(engine: str) -> dict[str, int]:
+    """In this process: the peak of a pass above the loaded model, after a first pass that programs cells."""
+    model, args = network(engine)
+    before = resident_bytes("VmRSS")
+    with torch.inference_mode():
+        model(*args)
+        ctypes.CDLL(None).malloc_trim(0)  # what programming took and freed is not the pass's
+        CLEAR_PEAK.write_text("5", encoding="utf-8")
+        for _ in range(3):
+            model(*args)
+    cells = cell_bytes(model)
+    return {"cell_bytes": cells, "peak_above_model_bytes": resident_bytes("VmHWM") - before - cells}
+
+
+def timed(call: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def times_of(engines: tuple[str, ...], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each round; the digital network runs three times a round, as it is so short."""
+    found: dict[str, list[float]] = {engine: [] for engine in engines}
+    made = {engine: network(engine) for engine in engines}
+    with torch.inference_mode():
+        for model, args in made.values():
+            model(*args)
+        for _ in range(rounds):
+            for engine, (model, args) in made.items():
+                found[engine].append(
+                    median(timed(lambda model=model, args=args: model(*args)) for _ in range(3 if engine == "digital" else 1))
+                )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--memory-of", choices=ENGINES)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    if given.memory_of:
+        print(json.dumps(memory_of(given.memory_of)))
+        return
+    times, rows = times_of(ENGINES, given.rounds), []
+    for engine in ENGINES:
+        asked = [sys.executable, __file__, "--memory-of", engine, "--threads", str(given.threads)]
+        memory = json.loads(subprocess.run(asked, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
+        ratio = median(mine / digital for mine, digital in zip(times[engine], times["digital"], strict=True))
+        rows.append({"model": "resnet18", "batch": 1, "engine": engine, "threads": given.threads, "median_s": median(times[engine]),
+                     "least_s": min(times[engine]), "times_digital": ratio, **memory})  # fmt: skip
+        above = memory["peak_above_model_bytes"]
+        rows[-1]["memory_times_digital"] = above / max(1, rows[0]["peak_above_model_bytes"])
+        factor = rows[-1]["memory_times_digital"]
+        print(f"{engine:8} {1e3 * rows[-1]['median_s']:8.1f} ms {ratio:6.1f}x   {above / 2**20:6.1f} MiB {factor:6.2f}x")
+    print(f"written: {write_results('crossbar', 'cpu', 'cpu', {'name': machine_name('cpu'), 'threads': given.threads}, rows, given.out)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Monte Carlo over chips: figures, resuming, and the journal."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ridgeline.core.errors import OptionError, RidgelineError
+from ridgeline.crossbar import chips as chips_module
+from ridgeline.crossbar.chips import ChipsResult, evaluate_chips
+from ridgeline.crossbar.journal import model_digest, open_journal
+from ridgeline.crossbar.subject import cost_of, load_subject, without_noise
+from ridgeline.target.load import load_crossbar
+from ridgeline.train.evaluate import evaluate
+from tests.crossbar.study import small_data, small_network
+from tests.crossbar.support import chip
+
+
+@pytest.fixture(scope="module")
+def subject() -> Any:
+    data = small_data()
+    return load_subject(small_network(data), data)
+
+
+NOISY = {"cell_write_sigma": 0.4, "cell_stuck_low": 0.05, "adc_levels": 256}
+
+
+def test_chips_differ_and_their_figures_add_up(subject: Any) -> None:
+    found = evaluate_chips(subject, chip(**NOISY), chips=4, progress=False)
+    assert found.digital == evaluate(subject.module, subject.data).accuracy == 1.0
+    assert found.ideal > 0.95 and len(found.accuracies) == 4 and len(set(found.accuracies)) > 1
+    assert found.mean == pytest.approx(sum(found.accuracies) / 4) and found.worst == min(found.accuracies)
+    assert found.std == pytest.approx(statistics.stdev(found.accuracies)) and found.std > 0
+    assert found.images == 64 and found.images_per_s > 0
+    assert json.loads(json.dumps(found.to_json()))["accuracies"] == list(found.accuracies)
+
+
+def test_the_same_seed_gives_the_same_chips_and_another_others(subject: Any) -> None:
+    first, again, other = (evaluate_chips(subject, chip(**NOISY), chips=3, seed=seed, progress=False).accuracies for seed in (0, 0, 1))
+    assert first == again != other
+
+
+def test_read_noise_of_a_chip_does_not_depend_on_the_chips_before_it(subject: Any, tmp_path: Path) -> None:
+    spec = chip(cell_write_sigma=0.2, cell_read_sigma=0.3, adc_levels=64)
+    whole = evaluate_chips(subject, spec, chips=3, progress=False, run=tmp_path / "a")
+    evaluate_chips(subject, spec, chips=1, progress=False, run=tmp_path / "b")
+    resumed = evaluate_chips(subject, spec, chips=3, progress=False, run=tmp_path / "b")
+    assert resumed.accuracies == whole.accuracies
+
+
+def test_a_chip_without_anything_random_is_scored_once(subject: Any) -> None:
+    found = evaluate_chips(subject, chip(), chips=8, progress=False)
+    assert len(found.accuracies) == 1 and found.std == 0.0 and "one chip stands for all" in found.notes[0]
+
+
+def test_a_killed_run_goes_on_where_it_was(subject: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, scored = chip(**NOISY), []
+    score = chips_module._score
+
+    def dies_at_the_fourth(*given: Any) -> dict[str, Any]:
+        scored.append(1)
+        if len(scored) == 4:
+            raise KeyboardInterrupt
+        return score(*given)
+
+    monkeypatch.setattr(chips_module, "_score", dies_at_the_fourth)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_chips(subject, spec, chips=4, run=tmp_path, progress=False)
+    with (tmp_path / "lines.jsonl").open("ab") as stream:
+        stream.write(b'{"key": "chip 1", "resu')  # what a kill in the middle of a line leaves
+    found = evaluate_chips(subject, spec, chips=4, run=tmp_path, progress=False)
+    assert len(scored) == 4 + 3, "digital, perfect and chip 0 were known"
+    monkeypatch.undo()
+    assert found.accuracies == evaluate_chips(subject, spec, chips=4, progress=False).accuracies
+
+
+def test_a_folder_of_another_run_is_refused(subject: Any, tmp_path: Path) -> None:
+    evaluate_chips(subject, chip(), chips=1, run=tmp_path, progress=False)
+    with pytest.raises(OptionError, match="another chip, images"):
+        evaluate_chips(subject, chip(adc_levels=64), chips=1, images=8, run=tmp_path, progress=False)
+
+
+def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
+    with open_journal(tmp_path, {"a": 1}) as journal:
+        journal.put("one", {"x": 1})
+    (tmp_path / "lines.jsonl").write_bytes(b'nonsense\n{"key": "two", "result": {}}\n')
+    with pytest.raises(OptionError, match="line 1"), open_journal(tmp_path, {"a": 1}):
+        pass
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    with open_journal(tmp_path, {}), pytest.raises(OptionError, match="in use"), open_journal(tmp_path, {}):
+        pass
+
+
+def test_digest_sees_every_weight(subject: Any) -> None:
+    network = small_network(subject.data)
+    before = model_digest(network)
+    assert before == model_digest(small_network(subject.data))
+    with torch.no_grad():
+        network[0].weight.view(-1)[3] += 1e-6
+    assert model_digest(network) != before
+
+
+@pytest.mark.parametrize("name", ["rram-64", "rram-128", "pcm-128"])
+def test_a_chip_built_perfectly_is_ideal_and_else_the_same(name: str) -> None:
+    spec = load_crossbar(name)
+    perfect = without_noise(spec)
+    assert not spec.ideal and perfect.ideal
+    assert perfect.operands == spec.operands and perfect.adc.levels == spec.adc.levels and perfect.cost == spec.cost
+
+
+def test_cost_is_that_of_one_image(subject: Any) -> None:
+    cost = cost_of(subject, load_crossbar("rram-64"))
+    assert cost is not None and cost.energy_j == pytest.approx(sum(cost.layers.values()))
+    assert cost.arrays == 5 + 5 and cost.layers["4"] > 0, "both layers fit one tile, of five slices"
+    assert cost_of(subject, chip()) is None, "a chip that states no prices has no cost"
+
+
+@pytest.mark.parametrize("options", [{"chips": 0}, {"images": 0}, {"batch": 0}])
+def test_nothing_to_do_is_an_error(subject: Any, options: dict[str, int]) -> None:
+    with pytest.raises(RidgelineError, match="at least one"):
+        evaluate_chips(subject, chip(), progress=False, **options)
+
+
+def test_an_untrained_network_is_refused() -> None:
+    with pytest.raises(OptionError, match="no trained weights of resnet18"):
+        load_subject("resnet18", small_data())
+    with pytest.raises(OptionError, match="no data"):
+        load_subject("resnet18")
+
+
+def test_a_factory_brings_its_own_weights(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("import torch\n\ndef make():\n    return torch.nn.Linear(36, 4), (torch.ones(1, 36),)\n")
+    found = load_subject(f"{tmp_path / 'net.py'}:make", small_data())
+    assert isinstance(found.module, torch.nn.Linear) and not found.module.training
+
+
+def test_progress_can_be_heard_or_not(subject: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    heard: list[str] = []
+    evaluate_chips(subject, chip(), chips=1, images=4, report=heard.append)
+    assert heard and capsys.readouterr().err == ""
+    evaluate_chips(subject, chip(), chips=1, images=4, progress=True)
+    assert "digital" in capsys.readouterr().err
+
+
+def test_table_and_page() -> None:
+    result = ChipsResult("net", "chip", "shapes", 10, 0, "blocked 2", 1.0, 0.9, (0.8, 0.7), (1.0, 2.0), 0.1, None)
+    assert "75.00 ± 7.07 %" in result.table() and "-30.00 points" in result.table()
+    assert "<svg" in result.to_html()
