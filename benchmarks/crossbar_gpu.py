@@ -54,12 +54,16 @@ def main() -> None:
 def ceilings() -> dict[str, float]:
     """Operations a second of dense products here, and lane-operations a second of the multiprocessors at their highest clock."""
     a = torch.randint(-3, 4, (8192, 8192), device="cuda", dtype=torch.int8)
-    half = a.to(torch.float16)
+    half, eighth = a.to(torch.float16), a.to(torch.float8_e4m3fn)
+    one = torch.ones((), device="cuda")
     operations = 2 * 8192**3
     properties = torch.cuda.get_device_properties(0)
     clock_hz = 1.98e9 if not hasattr(properties, "clock_rate") else properties.clock_rate * 1e3
     return {
         "int8_ops": operations / gpu_ms(lambda: torch._int_mm(a, a.t())) * 1e3,
+        "float8_e4m3fn_ops": operations
+        / gpu_ms(lambda: torch._scaled_mm(eighth, eighth.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True))
+        * 1e3,
         "float16_ops": operations / gpu_ms(lambda: half @ half) * 1e3,
         "lane_ops": properties.multi_processor_count * LANES_PER_CLOCK * clock_hz,
     }
@@ -76,7 +80,8 @@ def model_and_input(name: str) -> tuple[Any, Any, torch.Tensor]:
 @torch.inference_mode()
 def measured(name: str, rates: dict[str, float]) -> dict[str, Any]:
     model_name, batch, rows, sigma = CASES[name]
-    digital, analog, x = model_and_input(name)
+    with torch.inference_mode(False):
+        digital, analog, x = model_and_input(name)
     digital_ms = gpu_ms(lambda: digital(x))
     started = time.perf_counter()
     analog(x)
@@ -135,14 +140,15 @@ def limit(analog: Any, x: torch.Tensor, rates: dict[str, float]) -> float:
         plan, report = product.plan, product.report()
         skipped = any("skipped" in shortcut for shortcut in report["shortcuts"])
         pairs = (len(plan.x.widths) - skipped) * len(plan.w.widths)
-        rate = rates["int8_ops" if any("int8" in shortcut for shortcut in report["shortcuts"]) else "float16_ops"]
+        rate = rates[next(shortcut.split()[2] for shortcut in report["shortcuts"] if shortcut.startswith("dots of")) + "_ops"]
         seconds += 2 * shapes[name] * plan.k * pairs / rate + 2 * shapes[name] * plan.arrays * pairs / rates["lane_ops"]
     return seconds
 
 
 @torch.inference_mode()
 def profiled(name: str) -> None:
-    _, analog, x = model_and_input(name)
+    with torch.inference_mode(False):
+        _, analog, x = model_and_input(name)
     for _ in range(2):
         analog(x)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:

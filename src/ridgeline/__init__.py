@@ -9,6 +9,7 @@
     kernels  = use_kernels(model)            # our Triton kernels in place of torch's, where they were measured to win
     history  = fit(model, load_data("digits"), epochs=8); scores = evaluate(model, data)    # one training loop, one scorer
     model, change = quantize(model, data=data)   # also prune, low_rank, distill: bytes, latency and quality before and after
+    analog   = to_crossbar(model, "rram-64")     # a module that behaves as the chip would; also evaluate_chips, diagnose_crossbar, …
 
 `import ridgeline` imports nothing but this file: each public name is fetched from its module when first used. Two of them,
 `estimate` and `measure`, are rooms (sub-packages) as well. The function has the name; see `_Api` for how both are reached.
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from .core.change import Change
     from .core.errors import RidgelineError
     from .core.profile import Profile
+    from .crossbar.calibrate import calibrate_ as calibrate_crossbar
+    from .crossbar.chips import evaluate_chips
+    from .crossbar.convert import to_crossbar
+    from .crossbar.diagnose import diagnose as diagnose_crossbar
+    from .crossbar.sweep import sweep as sweep_crossbar
     from .estimate.advice import advise
     from .estimate.processor import estimate
     from .estimate.spatial.network import map_layers
@@ -55,10 +61,13 @@ __all__ = [
     "__version__",
     "advise",
     "calibrate",
+    "calibrate_crossbar",
     "capture",
+    "diagnose_crossbar",
     "distill",
     "estimate",
     "evaluate",
+    "evaluate_chips",
     "fit",
     "load_data",
     "load_model",
@@ -71,6 +80,8 @@ __all__ = [
     "prune",
     "quantize",
     "save_model",
+    "sweep_crossbar",
+    "to_crossbar",
     "use_kernels",
 ]
 
@@ -81,10 +92,13 @@ _HOMES = {
     "Workload": ".workload.graph",
     "advise": ".estimate.advice",
     "calibrate": ".target.calibrate",
+    "calibrate_crossbar": ".crossbar.calibrate:calibrate_",
     "capture": ".workload.capture",
+    "diagnose_crossbar": ".crossbar.diagnose:diagnose",
     "distill": ".transform.distil",
     "estimate": ".estimate.processor",
     "evaluate": ".train.evaluate",
+    "evaluate_chips": ".crossbar.chips",
     "fit": ".train.fit",
     "load_data": ".workload.data",
     "load_model": ".transform.saved",
@@ -97,8 +111,11 @@ _HOMES = {
     "prune": ".transform.prune.step",
     "quantize": ".transform.quantise.step",
     "save_model": ".transform.saved",
+    "sweep_crossbar": ".crossbar.sweep:sweep",
+    "to_crossbar": ".crossbar.convert",
     "use_kernels": ".kernel.use",
 }
+"""The module of each public name, and after a colon what it is called there, where that differs."""
 
 
 class _Api(ModuleType):
@@ -116,7 +133,8 @@ class _Api(ModuleType):
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    home, _, there = _HOMES[name].partition(":")
+    value = getattr(importlib.import_module(home, __name__), there or name)
     room = sys.modules.get(f"{__name__}.{name}")
     if room is not None and isinstance(value, FunctionType):
         # `import ridgeline.estimate.processor as p` looks for `processor` on whatever `ridgeline.estimate` is, so the

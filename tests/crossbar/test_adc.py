@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ridgeline.core.errors import OptionError
-from ridgeline.crossbar.adc import convert, convert_exact, full_scale, is_tie, round_half_even, to_codes
-from ridgeline.crossbar.plan import Plan
+from ridgeline.crossbar import noise
+from ridgeline.crossbar.adc import AddedInTurn, added_lsb, convert, convert_exact, full_scale, is_tie, round_half_even, to_codes
+from ridgeline.crossbar.plan import Draw, Plan
 from tests.crossbar.support import chip
 
 Adc = Callable[[Tensor, int, int], Tensor]
@@ -104,3 +105,41 @@ def test_what_integers_cannot_decide_is_an_error() -> None:
         convert_exact(torch.tensor([1]), 1 << 24, full_scale(65536, 1 << 12, 1 << 12))
     with pytest.raises(OptionError, match="float64"):
         convert_exact(torch.tensor([1.0], dtype=torch.float64), 16, 288)
+
+
+def places(plan: Plan) -> tuple[Tensor, Tensor, Tensor]:
+    """row (7, 1, 1), column (groups * N, 1), array."""
+    return torch.arange(7)[:, None, None] + 3, torch.arange(plan.groups * plan.n)[:, None], torch.arange(plan.arrays)
+
+
+def test_four_slice_pairs_of_a_conversion_share_a_counter() -> None:
+    on = chip(adc_noise_lsb=2.0, operands_x_slices=[1, 2, 2], operands_w_slices=[1, 1, 1, 1, 2])
+    plan, draw = Plan(on, 70, 3, 2), Draw(1, 2, 3, 4)
+    row, column, array = places(plan)
+    assert plan.arrays == 3
+    for i in range(3):
+        for j in range(5):
+            found = added_lsb(plan, draw, row, column, array, i, j)
+            index = ((row * 6 + column) * 3 + array) * 16 + j * 3 + i  # 15 pairs, so 16 numbers
+            assert found is not None and torch.equal(found, 2 * noise.normal(draw, noise.Kind.ADC, index))
+
+
+@pytest.mark.parametrize(("sigma", "offset"), [(0.5, 0.0), (0.0, 2.0), (0.5, 2.0), (0.0, 0.0)])
+def test_pairs_in_turn_are_the_single_ones_at_a_quarter_of_the_draws(monkeypatch: pytest.MonkeyPatch, sigma: float, offset: float) -> None:
+    plan, draw = Plan(chip(adc_noise_lsb=sigma, adc_offset_lsb=offset, operands_x_slices=[1, 2, 2]), 70, 3), Draw(1, 2, 3, 4)
+    single = {(i, j): added_lsb(plan, draw, *places(plan), i, j) for j in range(4) for i in range(3)}
+    drawn, plain = [], noise._philox
+
+    def counted(index: Tensor, draw: Draw, kind: noise.Kind) -> list[Tensor]:
+        drawn.append(kind)
+        return plain(index, draw, kind)
+
+    monkeypatch.setattr(noise, "_philox", counted)
+    turn = AddedInTurn(plan, draw, *places(plan))
+    for (i, j), expected in single.items():
+        found, narrow = turn.of(i, j), AddedInTurn(plan, draw, *places(plan)).of(i, j, torch.float32) if (i, j) == (1, 2) else None
+        assert (found is None) == (expected is None) == (sigma == offset == 0)
+        if found is not None and expected is not None:
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+            assert narrow is None or narrow.dtype == torch.float32
+    assert drawn.count(noise.Kind.ADC) == (4 if sigma else 0)  # 12 pairs are 3 counters, and one more for the narrow one

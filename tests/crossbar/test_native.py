@@ -139,29 +139,6 @@ def test_planted_errors_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         native._library.cache_clear()
 
 
-def test_the_portable_loops_give_the_same_codes(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator, cases = torch.Generator().manual_seed(8), []
-    for changes in (
-        {},
-        {"operands_sign": "differential", "adc_clip": True},
-        {"operands_format": "bfp", "dac_levels": 300},
-        {"adc_levels": 100},
-    ):
-        plan = Plan(chip(**changes), 70, 40)
-        x = drawn_values(generator, 1, 40, 70)
-        ours, theirs, _ = both(plan, generator)
-        cases.append((x, plan, ours, ORACLE.codes(x, plan, theirs, Draw()).long()))
-    flags = [flag for flag in native_build.FLAGS if flag not in ("-march=native", "-O3")]
-    monkeypatch.setattr(native_build, "FLAGS", (*flags, "-O0"))
-    monkeypatch.setattr(native, "SOURCE", native.SOURCE + "/* another text, another library */")
-    native._library.cache_clear()
-    try:
-        for x, plan, ours, expected in cases:
-            assert torch.equal(ENGINE.codes(x, plan, ours, Draw()).long(), expected)
-    finally:
-        native._library.cache_clear()
-
-
 def near_half_steps(generator: torch.Generator) -> Tensor:
     """Values whose quotient float32 rounds to exactly half a step, or to the other side of it."""
     maximum = torch.rand(1, 40, 1, generator=generator) + 1
@@ -232,9 +209,8 @@ def test_extreme_and_empty_inputs() -> None:
         ({"operands_x_granularity": "per-matrix"}, "row by row"),
         ({"operands_x_granularity": [2, 64]}, "row by row"),
         ({"operands_x_tile_rows": 4}, "row by row"),
-        ({"dac_noise_sigma": 0.1}, "dac.noise_sigma"),
-        ({"adc_noise_lsb": 0.1}, "adc.noise_lsb"),
-        ({"adc_offset_lsb": 0.1}, "adc.offset_lsb"),
+        ({"adc_noise_lsb": 4e5}, "below"),
+        ({"dac_noise_sigma": 10.0, "adc_levels": 1 << 16}, "below"),
         ({"adc_levels": 1 << 24}, "below"),
         ({"operands_x_slices": [1, *[8] * 3]}, "bits"),
     ],

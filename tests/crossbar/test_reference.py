@@ -180,7 +180,7 @@ def test_noise_of_the_converters_is_the_named_one() -> None:
         return float(noise.normal(draw, kind, torch.tensor([index])))
 
     voltage = level_x * (1 + 0.3 * drawn(noise.Kind.DAC, ((b * 3 + m) * 5 + 4) * 4 + i))
-    conversion = ((((b * 3 + m) * 4 + n) * 2 + a) * 4 + i) * 4 + j
+    conversion = (((b * 3 + m) * 4 + n) * 2 + a) * 16 + j * 4 + i
     added = 2 * drawn(noise.Kind.ADC, conversion) + 3 * drawn(noise.Kind.OFFSET, (a * 4 + n) * 4 + j)
     assert int(codes[b, a, i, j, m, n]) == round(voltage * level_w * float(plan.scale(j)) + added)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .adc import added_lsb, voltage_factor
+from .adc import AddedInTurn, voltage_factor
 from .numbers import block_scale, quantise_, step_of
 from .packing import Packing, collapsed_weights, column_bounds, is_power_of_two, reciprocal
 from .plan import Draw, Plan, Window
@@ -156,12 +156,12 @@ class Job:
         plan, x = self.call.plan, inputs[0]
         shape = (x.shape[0], n.stop - n.start, x.shape[-1])
         t, apart, added = (torch.empty(shape, dtype=x.dtype, device=x.device) for _ in range(3))
-        first = True
+        first, noise = True, self._noise(groups, arrays, n)
         for j in range(len(plan.w.widths)):
             w = self._weight(groups, j, arrays, n)
             for one, taken in zip(self.packing.packs, inputs, strict=True):
                 for i, sums in self._apart(one, self._dot(w, taken, t), apart):
-                    codes, worth = self._convert(sums, i, j, (groups, arrays, n)), self.conversions[i, j].worth
+                    codes, worth = self._convert(sums, i, j, (groups, arrays, n), noise), self.conversions[i, j].worth
                     added = torch.mul(codes, worth, out=added) if first else added.add_(codes, alpha=worth)
                     first = False
         if plan.w.kind == "offset":
@@ -198,16 +198,20 @@ class Job:
             t.sub_(high, alpha=radix)
             yield i, high
 
-    def _convert(self, sums: Tensor, i: int, j: int, where: tuple[slice, slice, slice] | None) -> Tensor:
+    def _convert(
+        self, sums: Tensor, i: int, j: int, where: tuple[slice, slice, slice] | None = None, noise: AddedInTurn | None = None
+    ) -> Tensor:
         """Column sums → codes, in place; `where` they stand, or None for the offset column, which has no noise."""
         plan, how = self.call.plan, self.conversions[i, j]
         if how.times != 1:
             sums.mul_(how.times)
         if how.over != 1:
             sums.div_(how.over)
-        if where is not None and self.noisy:
-            added = self._added(i, j, *where)
-            sums.view(added.shape).add_(added)
+        if where is not None and noise is not None:
+            groups, arrays, n = where
+            added = noise.of(i, j, self.packing.dtype)
+            assert added is not None
+            sums.view(groups.stop - groups.start, arrays.stop - arrays.start, n.stop - n.start, len(self.rows)).add_(added)
         if how.rounds:
             sums.round_()
         if plan.chip.adc.clip:
@@ -216,15 +220,15 @@ class Job:
             self._note(sums, i, j, where)
         return sums
 
-    def _added(self, i: int, j: int, groups: slice, arrays: slice, n: slice) -> Tensor:
-        """Noise and offset [LSB]: (g, a, N, M')."""
+    def _noise(self, groups: slice, arrays: slice, n: slice) -> AddedInTurn | None:
+        """Noise and offset of these conversions [LSB], which broadcast to (g, a, N, M')."""
+        if not self.noisy:
+            return None
         plan, device = self.call.plan, self.rows.device
         array = torch.arange(arrays.start, arrays.stop, device=device).view(-1, 1, 1)
         group = torch.arange(groups.start, groups.stop, device=device).view(-1, 1, 1, 1)
         column = group * plan.n + torch.arange(n.start, n.stop, device=device)[:, None]
-        added = added_lsb(plan, self.call.draw, self.rows, column, array, i, j)
-        assert added is not None
-        return added.to(self.packing.dtype).expand(len(group), len(array), column.shape[-2], len(self.rows))
+        return AddedInTurn(plan, self.call.draw, self.rows, column, array)
 
     def _note(self, codes: Tensor, i: int, j: int, where: tuple[slice, slice, slice]) -> None:
         assert self.call.record is not None

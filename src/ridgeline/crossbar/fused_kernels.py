@@ -1,9 +1,8 @@
-"""Triton kernels of the fused engine: x to integers, integers times cells with the ADC in between, cells as a call reads them.
+"""Triton kernels of the fused engine: x to integers, integers times cells with the ADC in between.
 
     quantise_patches   image ──implicit im2col──> block maxima, q (groups, M, arrays, R), step (groups, M, arrays); was any q < 0?
     multiply_arrays    a tile of out: for every array, q ──digits in registers──> one tensor-core dot for each slice pair
                        ──* scale, + 1.5 * 2^23──> the code in the low bits of a float ──integer shift-add──> * steps, added to out
-    read_cells         programmed levels ──counter noise──> levels of this call, once for all of the batch
 
 q is the only thing between them: one small integer for each element of a patch. Digits, sums, codes and products of slices never
 leave the registers. R is an array's rows, filled up to a power of two.
@@ -12,148 +11,26 @@ Adding 1.5 * 2^23 rounds a float32 to an integer, half to even, and leaves it in
 decided rightly; of other scales acc * p / q is divided correctly rounded, which is exact at ties too.
 """
 
+# ruff: noqa: SIM102, SIM108
+# A compile-time `if` must stand alone: joined with a run-time one by `and`, or made an expression, Triton compiles both sides.
 from __future__ import annotations
 
 from ..kernel.jit import jit, tl
+from .fused_noise import four_normals, normal
 
 MAGIC_BITS = 0x4B400000  # of the float 1.5 * 2^23
 
 
 @jit
-def _philox(index, layer_kind, call, seed, chip):  # type: ignore[no-untyped-def]
-    """Four words of counter `index` (int64), Philox4x32-10; see noise.py."""
-    c0 = (index & 0xFFFFFFFF).to(tl.uint32)
-    c1 = (index >> 32).to(tl.uint32)
-    c2 = (index * 0 + layer_kind).to(tl.uint32)
-    c3 = (index * 0 + call).to(tl.uint32)
-    k0 = (index * 0 + seed).to(tl.uint32)
-    k1 = (index * 0 + chip).to(tl.uint32)
-    for _ in tl.static_range(10):
-        high0 = tl.umulhi(c0, tl.full(c0.shape, 0xD2511F53, tl.uint32))
-        high1 = tl.umulhi(c2, tl.full(c0.shape, 0xCD9E8D57, tl.uint32))
-        low0 = c0 * tl.full(c0.shape, 0xD2511F53, tl.uint32)
-        low1 = c2 * tl.full(c0.shape, 0xCD9E8D57, tl.uint32)
-        c0 = high1 ^ c1 ^ k0
-        c1 = low1
-        c2 = high0 ^ c3 ^ k1
-        c3 = low0
-        k0 = k0 + tl.full(c0.shape, 0x9E3779B9, tl.uint32)
-        k1 = k1 + tl.full(c0.shape, 0xBB67AE85, tl.uint32)
-    return c0, c1, c2, c3
-
-
-@jit
-def _radius(word):  # type: ignore[no-untyped-def]
-    """sqrt(-2 ln u), u = ((word >> 8) + 1) * 2^-24; the logarithm by its series, as the GPU's own loses digits near u = 1."""
-    u = ((word >> 8).to(tl.int32) + 1).to(tl.float32) * 5.9604644775390625e-08
-    bits = u.to(tl.int32, bitcast=True)
-    exponent = (bits - 0x3F3504F3) >> 23
-    m = (bits - (exponent << 23)).to(tl.float32, bitcast=True)
-    s = tl.div_rn(m - 1.0, m + 1.0)
-    z = s * s
-    series = 1.0 + z * (0.33333333333 + z * (0.2 + z * (0.14285714286 + z * (0.11111111111 + z * 0.0909090909))))
-    return tl.sqrt_rn(-2.0 * (2.0 * s * series + exponent.to(tl.float32) * 0.6931471805599453))
-
-
-@jit
-def _cosine_sine(word):  # type: ignore[no-untyped-def]
-    """cos and sin of 2 pi u, u = (word >> 8) * 2^-24: the quadrant exactly, the rest by series."""
-    quarter = (word >> 8).to(tl.int32).to(tl.float32) * 2.384185791015625e-07
-    place = (quarter + 0.5).to(tl.int32)
-    a = (quarter - place.to(tl.float32)) * 1.5707963267948966
-    b = a * a
-    sine = a * (1.0 + b * (-0.16666666667 + b * (8.3333333333e-3 + b * (-1.9841269841e-4 + b * 2.7557319224e-6))))
-    cosine = 1.0 + b * (-0.5 + b * (4.1666666667e-2 + b * (-1.3888888889e-3 + b * (2.4801587302e-5 - b * 2.7557319224e-7))))
-    odd = (place & 1) == 1
-    first = tl.where(odd, sine, cosine)
-    second = tl.where(odd, cosine, sine)
-    first = tl.where((place & 3) == 1, -first, tl.where((place & 3) == 2, -first, first))
-    second = tl.where((place & 3) >= 2, -second, second)
-    return first, second
-
-
-@jit
-def normal(index, layer_kind, call, seed, chip):  # type: ignore[no-untyped-def]
-    """The standard normal of each index (int64), float32."""
-    w0, w1, w2, w3 = _philox(index >> 2, layer_kind, call, seed, chip)
-    upper = (index & 2) != 0
-    first = tl.where(upper, w2, w0)
-    second = tl.where(upper, w3, w1)
-    cosine, sine = _cosine_sine(second)
-    return _radius(first) * tl.where((index & 1) != 0, sine, cosine)
-
-
-@jit
-def four_normals(counter, layer_kind, call, seed, chip):  # type: ignore[no-untyped-def]
-    """All four of a counter (int64): those of indices 4 * counter … 4 * counter + 3."""
-    w0, w1, w2, w3 = _philox(counter, layer_kind, call, seed, chip)
-    cosine, sine = _cosine_sine(w1)
-    other_cosine, other_sine = _cosine_sine(w3)
-    radius, other = _radius(w0), _radius(w2)
-    return radius * cosine, radius * sine, other * other_cosine, other * other_sine
-
-
-@jit
-def draw_normals(out, count, layer_kind, call, seed, chip, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """For tests: the normals of 0, 1, …"""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out + at, normal(at.to(tl.int64), layer_kind, call, seed, chip), mask=at < count)
-
-
-@jit
-def read_cells(  # type: ignore[no-untyped-def]
-    planes, sigmas, out, count, k, n, low, top, layer_kind, call, seed, chip,
-    ROWS: tl.constexpr, R: tl.constexpr, ARRAYS: tl.constexpr, N_PADDED: tl.constexpr, PAIR: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """planes (1 or 2, groups * slices, K', N) → out (groups * slices, arrays, N', R); grid over cells (groups * slices, K, N)."""
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = index < count
-    column = index % n
-    row = (index // n) % k
-    part = index // n // k
-    at = (part * (ARRAYS * ROWS) + row) * n + column
-    read = _read_one(planes + at, sigmas, index, inside, low, top, layer_kind, call, seed, chip)
-    if PAIR:
-        plane = count // n // k * (ARRAYS * ROWS) * n
-        read -= _read_one(planes + plane + at, sigmas, index + count, inside, low, top, layer_kind, call, seed, chip)
-    to = ((part * ARRAYS + row // ROWS) * N_PADDED + column) * R + row % ROWS
-    tl.store(out + to, read.to(out.dtype.element_ty), mask=inside)
-
-
-@jit
-def _read_one(pointer, sigmas, index, inside, low, top, layer_kind, call, seed, chip):  # type: ignore[no-untyped-def]
-    level = tl.load(pointer, mask=inside, other=0).to(tl.float32)
-    nearest = tl.minimum(tl.maximum(level + 0.5, 0.0), top).to(tl.int32)
-    sigma = tl.load(sigmas + nearest, mask=inside, other=0.0)
-    return (level + low) * tl.exp(sigma * normal(index, layer_kind, call, seed, chip)) - low
-
-
-@jit
-def _integers(v, largest, LARGEST: tl.constexpr, LOWEST: tl.constexpr, BFP: tl.constexpr, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """v (rows, tile) and the maximum of each column's block → the bits of 1.5 * 2^23 + q, to the bit what float64 gives."""
-    if BFP:
-        exponent = ((largest.to(tl.float64) + 1e-10).to(tl.int64, bitcast=True) >> 52) - 1023
-        factor = ((SPAN - 2 + 1023 - exponent) << 52).to(tl.float64, bitcast=True).to(tl.float32)
-        t = v * factor[None, :] + 12582912.0  # a power of two: exact
-        t = tl.minimum(tl.maximum(t, 12582912.0 + LOWEST), 12582912.0 + LARGEST)
-        return t.to(tl.int32, bitcast=True)
-    divisor = tl.where(largest > 0.0, largest, 1.0)
-    inverse = LARGEST / divisor
-    t = v * (inverse * 0.9999996)[None, :] + 12582912.0
-    above = v * (inverse * 1.0000004)[None, :] + 12582912.0
-    unsure = tl.max(tl.max(tl.abs(above - t), 0), 0) + tl.max((inverse > 1e37).to(tl.float32), 0)
-    if unsure > 0.0:  # float32 cannot tell on which side of a half some value lies
-        wide = v.to(tl.float64) / divisor.to(tl.float64)[None, :] * LARGEST
-        t = ((wide + 6755399441055744.0) - 6755399441055744.0).to(tl.float32) + 12582912.0
-    return t.to(tl.int32, bitcast=True)
-
-
-@jit
-def _patch(x, table, at_m, mask, array, arrays, row, R: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(R, tile) float32: what one array sees of the patches; an array that does not exist sees what the last one does."""
-    from_table = table + tl.minimum(array, arrays - 1) * (2 * R) + row
-    inside = ((mask[None, :] >> tl.load(from_table + R)[:, None]) & 1) != 0
-    return tl.load(x + (at_m[None, :] + tl.load(from_table)[:, None]), mask=inside, other=0.0).to(tl.float32)
+def _patch(x, at_m, mask, from_table):  # type: ignore[no-untyped-def]
+    """(rows, tile) float32: what these rows of an array see of the patches."""
+    entry = tl.load(from_table)
+    tap = (entry >> 32).to(tl.int32)
+    if mask.dtype == tl.int32:
+        inside = (mask[None, :] & tap[:, None]) != 0
+    else:
+        inside = ((mask[None, :] >> tap[:, None]) & 1) != 0
+    return tl.load(x + (at_m[None, :] + entry.to(tl.int32)[:, None]), mask=inside, other=0.0).to(tl.float32)
 
 
 @jit
@@ -167,53 +44,118 @@ def _step(largest, LARGEST: tl.constexpr, BFP: tl.constexpr, SPAN: tl.constexpr)
 
 
 @jit
+def _factor(largest, LARGEST: tl.constexpr, BFP: tl.constexpr, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What a value is multiplied by to get q, near enough: see _rounded."""
+    if BFP:
+        exponent = ((largest.to(tl.float64) + 1e-10).to(tl.int64, bitcast=True) >> 52) - 1023
+        return ((SPAN - 2 + 1023 - exponent) << 52).to(tl.float64, bitcast=True).to(tl.float32)
+    return LARGEST / tl.where(largest > 0.0, largest, 1.0)
+
+
+@jit
+def _rounded(v, factor, LARGEST: tl.constexpr, LOWEST: tl.constexpr, BFP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """1.5 * 2^23 + q, and by how much it would differ for a factor a few parts in 10^7 off: 0 where q is certain."""
+    if BFP:
+        t = v * factor[None, :] + 12582912.0  # a power of two: exact
+        return tl.minimum(tl.maximum(t, 12582912.0 + LOWEST), 12582912.0 + LARGEST), v * 0.0
+    t = v * (factor * 0.9999996)[None, :] + 12582912.0
+    return t, tl.abs(v * (factor * 1.0000004)[None, :] + 12582912.0 - t)
+
+
+@jit
+def _exactly(v, largest, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
+    """1.5 * 2^23 + q as float64 decides it."""
+    divisor = tl.where(largest > 0.0, largest, 1.0).to(tl.float64)
+    wide = v.to(tl.float64) / divisor[None, :] * LARGEST
+    return ((wide + 6755399441055744.0) - 6755399441055744.0).to(tl.float32) + 12582912.0
+
+
+@jit
+def _joined(t0, t1, t2, t3, PACK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The low bits of each, side by side in an int32."""
+    if PACK == 4:
+        low = (t0.to(tl.int32, bitcast=True) & 255) | ((t1.to(tl.int32, bitcast=True) & 255) << 8)
+        return low | ((t2.to(tl.int32, bitcast=True) & 255) << 16) | (t3.to(tl.int32, bitcast=True) << 24)
+    return (t0.to(tl.int32, bitcast=True) & 65535) | (t1.to(tl.int32, bitcast=True) << 16)
+
+
+@jit
 def quantise_patches(  # type: ignore[no-untyped-def]
     x, table, q_out, step_out, negative, m_all, channels, height, width, out_height, out_width, sb, sc, sh, sw, arrays,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    DH: tl.constexpr, DW: tl.constexpr, R: tl.constexpr, A_BLOCK: tl.constexpr, EACH: tl.constexpr,
-    LARGEST: tl.constexpr, LOWEST: tl.constexpr, BFP: tl.constexpr, SPAN: tl.constexpr, TILE: tl.constexpr,
+    DH: tl.constexpr, DW: tl.constexpr, R: tl.constexpr, A_BLOCK: tl.constexpr, EACH: tl.constexpr, PACK: tl.constexpr,
+    LARGEST: tl.constexpr, LOWEST: tl.constexpr, BFP: tl.constexpr, SPAN: tl.constexpr, SHARED: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of M, EACH blocks of A_BLOCK arrays that share a scale, groups); a row of x has scales of its own.
 
-    M runs over image, y, x. table (arrays, 2, R) says of each row of an array where it lies from the first element of its patch, and
-    which bit of a patch's mask it needs: one for each tap that lies inside the image; rows without a weight need one that is never set.
+    M runs over image, y, x. A patch's mask has a bit for each tap that lies inside the image. table (arrays, R), int64, says of each row
+    of an array where it lies from the first element of its patch (low half) and which bit it needs (high half: the bit, or of 32 taps
+    and more its number); rows without a weight need one that is never set.
+    SHARED, where rows share a scale: 1 writes a row's maximum in place of its step and nothing else; 2 reads what maxima became of them.
+    Lanes run along M, where the image is contiguous; PACK neighbouring rows of an array, one integer each, are written as one int32.
     """
     group = tl.program_id(2)
     m = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    row = tl.arange(0, R)
     place = m % (out_height * out_width)
     y, across = place // out_width * SH - PH, place % out_width * SW - PW
     at_m = m // (out_height * out_width) * sb + y * sh + across * sw + group * channels * sc
-    mask = tl.zeros((TILE,), tl.int32 if KH * KW < 32 else tl.int64)
+    across_mask = tl.zeros((TILE,), tl.int32 if KH * KW < 32 else tl.int64)
     for kx in tl.static_range(KW):
         inside = (across + kx * DW >= 0) & (across + kx * DW < width) & (m < m_all)
-        mask = mask | (inside.to(mask.dtype) << kx)
-    across_mask = mask
+        across_mask = across_mask | (inside.to(across_mask.dtype) << kx)
     mask = across_mask * 0
     for ky in tl.static_range(KH):
         mask = mask | tl.where((y + ky * DH >= 0) & (y + ky * DH < height), across_mask << (ky * KW), 0)
-    least = 0.0
+    row = tl.arange(0, R // PACK)
+    least = tl.zeros((TILE,), tl.float32)
     for block in range(EACH):
         first = (tl.program_id(1) * EACH + block) * A_BLOCK
         if first < arrays:
             most = tl.zeros((TILE,), tl.int32)
-            v = tl.zeros((R, TILE), tl.float32)
+            v0 = tl.zeros((R // PACK, TILE), tl.float32)
+            v1, v2, v3 = v0, v0, v0
             for a in range(A_BLOCK):
-                v = _patch(x, table, at_m, mask, first + a, arrays, row, R)
-                most = tl.maximum(most, tl.max(v.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0))  # as integers: nan is above all others
-                least = tl.minimum(least, tl.min(tl.min(v, 0), 0))
+                at = table + tl.minimum(first + a, arrays - 1) * R + row * PACK
+                v0 = _patch(x, at_m, mask, at)
+                v1 = _patch(x, at_m, mask, at + 1)
+                v2 = _patch(x, at_m, mask, at + 2) if PACK == 4 else v0
+                v3 = _patch(x, at_m, mask, at + 3) if PACK == 4 else v1
+                bits = tl.maximum(v0.to(tl.int32, bitcast=True) & 0x7FFFFFFF, v1.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+                if PACK == 4:  # as integers: nan is above all others
+                    bits = tl.maximum(bits, v2.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+                    bits = tl.maximum(bits, v3.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
+                most = tl.maximum(most, tl.max(bits, 0))
+                least = tl.minimum(least, tl.min(tl.minimum(tl.minimum(v0, v1), tl.minimum(v2, v3)), 0))
             largest = most.to(tl.float32, bitcast=True)
-            step = _step(largest, LARGEST, BFP, SPAN)
+            if SHARED == 2:
+                largest = tl.load(step_out + (group.to(tl.int64) * m_all + m) * arrays + first, mask=m < m_all, other=0.0)
+            factor = _factor(largest, LARGEST, BFP, SPAN)
+            step = largest if SHARED == 1 else _step(largest, LARGEST, BFP, SPAN)
             for a in range(A_BLOCK):
                 if A_BLOCK > 1:
-                    v = _patch(x, table, at_m, mask, first + a, arrays, row, R)
-                q = _integers(v, largest, LARGEST, LOWEST, BFP, SPAN).to(q_out.dtype.element_ty)  # the low bits are q
+                    at = table + tl.minimum(first + a, arrays - 1) * R + row * PACK
+                    v0 = _patch(x, at_m, mask, at)
+                    v1 = _patch(x, at_m, mask, at + 1)
+                    v2 = _patch(x, at_m, mask, at + 2) if PACK == 4 else v0
+                    v3 = _patch(x, at_m, mask, at + 3) if PACK == 4 else v1
+                t0, off0 = _rounded(v0, factor, LARGEST, LOWEST, BFP)
+                t1, off1 = _rounded(v1, factor, LARGEST, LOWEST, BFP)
+                t2, off2 = _rounded(v2, factor, LARGEST, LOWEST, BFP)
+                t3, off3 = _rounded(v3, factor, LARGEST, LOWEST, BFP)
+                q = _joined(t0, t1, t2, t3, PACK)
+                off = tl.max(tl.max(tl.maximum(tl.maximum(off0, off1), tl.maximum(off2, off3)), 0), 0)
+                if off + tl.max((factor > 1e37).to(tl.float32), 0) > 0.0:  # float32 cannot tell on which side of a half some value lies
+                    if not BFP:
+                        q = _joined(
+                            _exactly(v0, largest, LARGEST), _exactly(v1, largest, LARGEST), _exactly(v2, largest, LARGEST),
+                            _exactly(v3, largest, LARGEST), PACK,
+                        )  # fmt: skip
                 if first + a < arrays:
                     to = (group.to(tl.int64) * m_all + m) * arrays + first + a
-                    tl.store(q_out + to[:, None] * R + row[None, :], tl.trans(q), mask=(m < m_all)[:, None])
+                    if SHARED != 1:
+                        tl.store(q_out + to[:, None] * (R // PACK) + row[None, :], tl.trans(q), mask=(m < m_all)[:, None])
                     tl.store(step_out + to, step, mask=m < m_all)
-    if least < 0.0:
-        tl.store(negative, 1)
+    tl.store(negative + m * 0, 1, mask=least < 0.0)
 
 
 @jit
@@ -269,8 +211,10 @@ def _level(q, SHIFT: tl.constexpr, MOST: tl.constexpr, TOP: tl.constexpr, MAGNIT
 
 
 @jit
-def _code(total, extra, MULTIPLY: tl.constexpr, DIVIDE: tl.constexpr, LOWEST: tl.constexpr, HIGHEST: tl.constexpr, CLIP: tl.constexpr,  # type: ignore[no-untyped-def]
-          NOISY: tl.constexpr):  # fmt: skip
+def _code(  # type: ignore[no-untyped-def]
+    total, extra, MULTIPLY: tl.constexpr, DIVIDE: tl.constexpr, LOWEST: tl.constexpr, HIGHEST: tl.constexpr, CLIP: tl.constexpr,
+    NOISY: tl.constexpr,
+):  # fmt: skip
     """Column sums (float32) → the bits of 1.5 * 2^23 + code."""
     if DIVIDE > 1.0:
         exact = tl.div_rn(total * MULTIPLY, DIVIDE)
@@ -287,12 +231,32 @@ def _code(total, extra, MULTIPLY: tl.constexpr, DIVIDE: tl.constexpr, LOWEST: tl
 
 
 @jit
+def _reference_column(  # type: ignore[no-untyped-def]
+    q, FIRST: tl.constexpr, SHIFTS: tl.constexpr, MOSTS: tl.constexpr, TOPS: tl.constexpr, REFERENCE: tl.constexpr,
+    LOWEST: tl.constexpr, HIGHEST: tl.constexpr, CLIP: tl.constexpr, SX: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
+    """(BM,): what the column of highest cells says is to be taken off, in units of worth.
+
+    The ADC of slice 0 reads it, without noise. REFERENCE: of each slice of x multiplier and divisor of a sum, and what a code is worth.
+    """
+    found = tl.zeros((BM,), tl.float32)
+    for i in tl.static_range(FIRST, SX):
+        level = _level(q, SHIFTS[i], MOSTS[i], TOPS[i], False).to(tl.int32)
+        total = tl.sum(level, 1).to(tl.float32)
+        bits = _code(total, 0.0, REFERENCE[3 * i], REFERENCE[3 * i + 1], LOWEST[0], HIGHEST[0], CLIP, False)
+        found += (bits - 0x4B400000).to(tl.float32) * REFERENCE[3 * i + 2]
+    return found
+
+
+@jit
 def _arrays(  # type: ignore[no-untyped-def]
-    q_in, x_step, w_in, w_step, offsets, codes, m, n, m_all, n_all, channels, layer, call, seed, chip, adc_sigma, dac_sigma, k_all, k_first, n_first, arrays, n_padded,
+    q_in, x_step, w_in, w_step, offsets, codes, m, n, m_all, n_all, channels, layer, call, seed, chip, adc_sigma, dac_sigma,
+    k_all, k_first, n_first, arrays, n_padded,
     FIRST: tl.constexpr, SHIFTS: tl.constexpr, MOSTS: tl.constexpr, TOPS: tl.constexpr, PACKED: tl.constexpr, MAGNITUDE: tl.constexpr,
     MULTIPLY: tl.constexpr, DIVIDE: tl.constexpr, WORTH: tl.constexpr, WORTH_SUM: tl.constexpr, LOWEST: tl.constexpr, HIGHEST: tl.constexpr,
     CLIP: tl.constexpr, COLLAPSED: tl.constexpr, WHOLE: tl.constexpr, NOISE: tl.constexpr, KEEP: tl.constexpr,
-    SX: tl.constexpr, SW: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr,
+    REFERENCE: tl.constexpr, OFFSET: tl.constexpr, SX: tl.constexpr, SW: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr,
+    R: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """(BM, BN) of the product, with slices FIRST … SX - 1 of x. NOISE: 1 of the ADC, 2 of the DAC, 4 offsets of converters."""
@@ -360,7 +324,10 @@ def _arrays(  # type: ignore[no-untyped-def]
                     if KEEP:
                         to = (((a * SX + i) * SW + j) * m_all.to(tl.int64) + m[:, None]) * n_all + n[None, :]
                         tl.store(codes + to, bits - 0x4B400000, mask=(m < m_all)[:, None] & (n < n_all)[None, :])
-        out += added.to(tl.float32) * x_scale[:, None] * w_scale[None, :]
+        summed = added.to(tl.float32)
+        if OFFSET:
+            summed -= _reference_column(q, FIRST, SHIFTS, MOSTS, TOPS, REFERENCE, LOWEST, HIGHEST, CLIP, SX, BM)[:, None]
+        out += summed * x_scale[:, None] * w_scale[None, :]
     return out
 
 
@@ -368,13 +335,15 @@ def _arrays(  # type: ignore[no-untyped-def]
 def multiply_arrays(  # type: ignore[no-untyped-def]
     q_in, x_step, w_in, w_step, bias, negative, offsets, codes, out, m_all, n_all, length, so_image, so_channel, so_place,
     channels, layer, call, seed, chip, adc_sigma, dac_sigma, k_group, arrays, n_padded,
-    SHIFTS: tl.constexpr, MOSTS: tl.constexpr, TOPS: tl.constexpr, PACKED: tl.constexpr, MAGNITUDE: tl.constexpr, MULTIPLY: tl.constexpr, DIVIDE: tl.constexpr,
-    WORTH: tl.constexpr, SUM_ALL: tl.constexpr, SUM_SKIPPED: tl.constexpr, LOWEST: tl.constexpr, HIGHEST: tl.constexpr,
+    SHIFTS: tl.constexpr, MOSTS: tl.constexpr, TOPS: tl.constexpr, PACKED: tl.constexpr, MAGNITUDE: tl.constexpr,
+    MULTIPLY: tl.constexpr, DIVIDE: tl.constexpr, WORTH: tl.constexpr, SUM_ALL: tl.constexpr, SUM_SKIPPED: tl.constexpr,
+    LOWEST: tl.constexpr, HIGHEST: tl.constexpr,
     CLIP: tl.constexpr, COLLAPSED: tl.constexpr, WHOLE: tl.constexpr, NOISE: tl.constexpr, KEEP: tl.constexpr, SKIP: tl.constexpr,
-    SX: tl.constexpr, SW: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr,
+    REFERENCE: tl.constexpr, OFFSET: tl.constexpr, SX: tl.constexpr, SW: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr,
+    R: tl.constexpr,
     BIAS: tl.constexpr, FLIP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """Grid (tiles of M x N, groups). q (groups, M, arrays, R), w (groups, slices, arrays, N', R); tiles of N are neighbours: they share q."""
+    """Grid (tiles of M x N, groups). q (groups, M, arrays, R), w (groups, slices, arrays, N', R). Tiles of N, neighbours, share q."""
     group = tl.program_id(1).to(tl.int64)
     tiles = n_padded // BN
     m = tl.program_id(0) // tiles * BM + tl.arange(0, BM)
@@ -383,27 +352,28 @@ def multiply_arrays(  # type: ignore[no-untyped-def]
     x_step += group * m_all * arrays
     w_in += group * SW * arrays * n_padded * R
     w_step += group * arrays * n_padded
+    offsets += group * arrays * SW * n_padded
     n_first = group * n_all
     k_first = group * k_group
     k_all = k_group * tl.num_programs(1)
     if SKIP:
         if tl.load(negative) != 0:
             found = _arrays(
-                q_in, x_step, w_in, w_step, offsets, codes, m, n, m_all, n_all, channels, layer, call, seed, chip, adc_sigma, dac_sigma, k_all,
-                k_first, n_first, arrays, n_padded, 0, SHIFTS, MOSTS, TOPS, PACKED, MAGNITUDE, MULTIPLY, DIVIDE, WORTH, SUM_ALL, LOWEST, HIGHEST,
-                CLIP, COLLAPSED, WHOLE, NOISE, KEEP, SX, SW, PAIRS, ROWS, R, BM, BN,
+                q_in, x_step, w_in, w_step, offsets, codes, m, n, m_all, n_all, channels, layer, call, seed, chip, adc_sigma, dac_sigma,
+                k_all, k_first, n_first, arrays, n_padded, 0, SHIFTS, MOSTS, TOPS, PACKED, MAGNITUDE, MULTIPLY, DIVIDE, WORTH,
+                SUM_ALL, LOWEST, HIGHEST, CLIP, COLLAPSED, WHOLE, NOISE, KEEP, REFERENCE, OFFSET, SX, SW, PAIRS, ROWS, R, BM, BN,
             )  # fmt: skip
         else:
             found = _arrays(
-                q_in, x_step, w_in, w_step, offsets, codes, m, n, m_all, n_all, channels, layer, call, seed, chip, adc_sigma, dac_sigma, k_all,
-                k_first, n_first, arrays, n_padded, 1, SHIFTS, MOSTS, TOPS, PACKED, MAGNITUDE, MULTIPLY, DIVIDE, WORTH, SUM_SKIPPED, LOWEST, HIGHEST,
-                CLIP, COLLAPSED, WHOLE, NOISE, KEEP, SX, SW, PAIRS, ROWS, R, BM, BN,
+                q_in, x_step, w_in, w_step, offsets, codes, m, n, m_all, n_all, channels, layer, call, seed, chip, adc_sigma, dac_sigma,
+                k_all, k_first, n_first, arrays, n_padded, 1, SHIFTS, MOSTS, TOPS, PACKED, MAGNITUDE, MULTIPLY, DIVIDE, WORTH,
+                SUM_SKIPPED, LOWEST, HIGHEST, CLIP, COLLAPSED, WHOLE, NOISE, KEEP, REFERENCE, OFFSET, SX, SW, PAIRS, ROWS, R, BM, BN,
             )  # fmt: skip
     else:
         found = _arrays(
-            q_in, x_step, w_in, w_step, offsets, codes, m, n, m_all, n_all, channels, layer, call, seed, chip, adc_sigma, dac_sigma, k_all,
-            k_first, n_first, arrays, n_padded, 0, SHIFTS, MOSTS, TOPS, PACKED, MAGNITUDE, MULTIPLY, DIVIDE, WORTH, SUM_ALL, LOWEST, HIGHEST,
-            CLIP, COLLAPSED, WHOLE, NOISE, KEEP, SX, SW, PAIRS, ROWS, R, BM, BN,
+            q_in, x_step, w_in, w_step, offsets, codes, m, n, m_all, n_all, channels, layer, call, seed, chip, adc_sigma, dac_sigma,
+            k_all, k_first, n_first, arrays, n_padded, 0, SHIFTS, MOSTS, TOPS, PACKED, MAGNITUDE, MULTIPLY, DIVIDE, WORTH,
+            SUM_ALL, LOWEST, HIGHEST, CLIP, COLLAPSED, WHOLE, NOISE, KEEP, REFERENCE, OFFSET, SX, SW, PAIRS, ROWS, R, BM, BN,
         )  # fmt: skip
     channel = group * n_all + n
     if BIAS:

@@ -19,7 +19,7 @@ from torch.nn import functional
 from ..target.crossbar import CrossbarSpec
 from .engines import check_wanted
 from .plan import Plan, Window
-from .product import CrossbarProduct, add_bias, result_dtype
+from .product import CrossbarProduct, result_dtype
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -64,8 +64,7 @@ def multiply_rows(
 ) -> Tensor:
     """x (…, K) times weight (N, K) plus bias, on the arrays: (…, N)."""
     matrices = x.reshape(math.prod(x.shape[:-2]), x.shape[-2] if x.dim() > 1 else 1, x.shape[-1])
-    out = product.multiply(matrices, weight, later=later, owner=owner)
-    out = add_bias(out, bias)
+    out = product.multiply(matrices, weight, bias=bias, later=later, owner=owner)
     return out.reshape(*x.shape[:-1], weight.shape[0]).to(result_dtype(x))
 
 
@@ -88,9 +87,8 @@ class CrossbarConv(CrossbarLayer):
         batch = x if x.dim() == len(self.window.kernel) + 2 else x.unsqueeze(0)
         if self.outside:
             batch = functional.pad(batch, self.outside, mode="constant" if self.padding_mode == "zeros" else self.padding_mode)
-        out = self.multiply(batch, self.weight, self.window, self.groups)
+        out = self.multiply(batch, self.weight, self.window, self.groups, bias=self.bias)
         self.advance()
-        out = add_bias(out, None if self.bias is None else self.bias.view(-1, *[1] * len(self.window.kernel)))
         return (out if x.dim() == batch.dim() else out.squeeze(0)).to(result_dtype(x))
 
     def extra_repr(self) -> str:

@@ -206,7 +206,7 @@ def _library() -> ctypes.CDLL | str:
         library.run.argtypes, library.run.restype = [ctypes.c_void_p], ctypes.c_int64
         library.wrong_conversions.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_float]
         library.wrong_conversions.restype = ctypes.c_int64
-        library.normals.argtypes, library.normals.restype = [*[ctypes.c_int64] * 5, ctypes.c_float, ctypes.c_void_p], None
+        library.normals.argtypes, library.normals.restype = [*[ctypes.c_int64] * 6, ctypes.c_float, ctypes.c_void_p], None
         library.job_bytes.restype = ctypes.c_int64
     except (RidgelineError, OSError, AttributeError) as error:
         return f"native cannot be compiled here: {error}"
@@ -254,8 +254,12 @@ def _collapsed(plan: Plan, cells: Cells, levels: Tensor, factors: list[int]) -> 
     if not all(units) or not loses_nothing(plan, units, column_bounds(plan, units)):
         return None
     _, weights, _, worth = collapsed_weights(plan, units)  # of x: 2^shift of each slice, as every unit is a whole number
-    w = sum((weight * levels[:, j].long() for j, weight in enumerate(weights)), start=torch.zeros_like(levels[:, 0], dtype=torch.int64))
     top = plan.chip.cell.levels - 1
+    if sum(map(abs, weights)) * top >= 1 << 31:
+        return None
+    w = torch.zeros_like(levels[:, 0], dtype=torch.int32)
+    for j, weight in enumerate(weights):
+        w.add_(levels[:, j], alpha=weight)
     if bool((w % top == 0).all()):
         w, worth = w // top, worth * top
     lowest, highest = int(w.min()), int(w.max())
@@ -359,8 +363,9 @@ def _run(x: Tensor, rows: Rows, out: Tensor, plan: Plan, prepared: Prepared, dra
     job.x_image, job.x_group, job.out_image, job.out_m, job.out_n = rows.x_image, rows.x_group, rows.out_image, rows.out_m, rows.out_n
     job.in_floats, job.shift = packed.levels.is_floating_point(), packed.shift
     job.narrow = not job.in_floats and plan.x.bits <= 8 and len(form.dac) == 0
-    job.seed, job.chip = draw.seed, draw.chip
-    (job.adc_stream, job.call), (job.dac_stream, _) = noise.stream_of(draw, noise.Kind.ADC), noise.stream_of(draw, noise.Kind.DAC)
+    if _draws(plan):
+        job.seed, job.chip = draw.seed, draw.chip
+        (job.adc_stream, job.call), (job.dac_stream, _) = noise.stream_of(draw, noise.Kind.ADC), noise.stream_of(draw, noise.Kind.DAC)
     job.tiles, job.columns, job.threads = _shares(job)
     _raise_for(_compiled().run(ctypes.addressof(job)))
 
@@ -371,7 +376,7 @@ def _offsets(plan: Plan, draw: Draw) -> Tensor | None:
     if sigma <= 0:
         return None
     found = torch.empty(plan.arrays, plan.groups * plan.n, len(plan.w.widths))
-    _compiled().normals(draw.seed, draw.chip, *noise.stream_of(draw, noise.Kind.OFFSET), found.numel(), sigma, found.data_ptr())
+    _compiled().normals(draw.seed, draw.chip, *noise.stream_of(draw, noise.Kind.OFFSET), 0, found.numel(), sigma, found.data_ptr())
     return found
 
 

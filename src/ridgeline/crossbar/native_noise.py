@@ -46,7 +46,7 @@ static Stream stream_of(int64_t seed, int64_t chip, int64_t stream, int64_t call
 /* Counters of lanes 0, 1, ...: first, first + step, ... */
 INLINE Counters counters_from(uint64_t first, uint64_t step) {
     Counters found;
-    for (int pair = 0; pair < LANES / 2; pair++) found.even[pair] = first + 2 * pair * step, found.odd[pair] = first + (2 * pair + 1) * step;
+    for (int pair = 0; pair < LANES / 2; pair++, first += 2 * step) found.even[pair] = first, found.odd[pair] = first + step;
     return found;
 }
 
@@ -111,13 +111,13 @@ OUTLINE void draw_normals(const Stream *stream, Counters counters, int64_t count
     }
 }
 
-/* out[number], of numbers 0, 1, ..., times sigma. */
-void normals(int64_t seed, int64_t chip, int64_t stream, int64_t call, int64_t count, float sigma, float *out) {
+/* All numbers of the counters from `first` on, `count` of them, times sigma. */
+void normals(int64_t seed, int64_t chip, int64_t stream, int64_t call, int64_t first, int64_t count, float sigma, float *out) {
     Stream from = stream_of(seed, chip, stream, call);
-    for (int64_t first = 0; first < count; first += 4 * LANES) {
+    for (int64_t done = 0; done < count; done += 4 * LANES) {
         floats drawn[4];
-        draw_normals(&from, counters_from((uint64_t)first / 4, 1), 1, sigma, drawn);
-        for (int64_t place = 0; place < 4 * LANES && first + place < count; place++) out[first + place] = drawn[place % 4][place / 4];
+        draw_normals(&from, counters_from((uint64_t)(first + done / 4), 1), 1, sigma, drawn);
+        for (int64_t place = 0; place < 4 * LANES && done + place < count; place++) out[done + place] = drawn[place % 4][place / 4];
     }
 }
 """

@@ -243,12 +243,14 @@ static void multiply(const Job *job, const Sweep *s, const uint8_t *active) {
 /* What is added to the conversions of one column, for every slice pair. */
 static void draw_added(const Job *job, const Scratch *scratch, Counters rows, int64_t array, int64_t column) {
     int64_t slices = job->x_slices, quads = job->numbers / 4, columns = job->groups * job->n;
-    if (job->adc_sigma > 0)
-        draw_normals(&scratch->adc_stream, later(rows, (uint64_t)((column * job->arrays + array) * quads)), quads, job->adc_sigma, scratch->added);
-    else memset(scratch->added, 0, sizeof(floats) * job->numbers);
-    if (job->adc_offset)
-        for (int64_t j = 0; j < job->w_slices; j++)
-            for (int64_t i = 0; i < slices; i++) scratch->added[j * slices + i] += job->adc_offset[(array * columns + column) * job->w_slices + j];
+    floats *added = scratch->added;
+    Counters counters = later(rows, (uint64_t)((column * job->arrays + array) * quads));
+    if (job->adc_sigma > 0) draw_normals(&scratch->adc_stream, counters, quads, job->adc_sigma, added);
+    else memset(added, 0, sizeof(floats) * job->numbers);
+    if (!job->adc_offset) return;
+    const float *offset = job->adc_offset + (array * columns + column) * job->w_slices;
+    for (int64_t j = 0; j < job->w_slices; j++)
+        for (int64_t i = 0; i < slices; i++) added[j * slices + i] += offset[j];
 }
 
 /* multiply, where something is added to each conversion; slices of zeros are converted as well. */
@@ -347,7 +349,8 @@ static void *work(void *given) {
         job->dac_sigma > 0 ? aligned(sizeof(floats) * (job->rows * job->x_slices + 11)) : aligned(0),
         stream_of(job->seed, job->chip, job->adc_stream, job->call), stream_of(job->seed, job->chip, job->dac_stream, job->call),
     };
-    if (!s.values || !s.levels || !s.step || !s.sums || !s.active || !s.added || !s.dac) __atomic_store_n(&job->failed, 2, __ATOMIC_RELAXED);
+    int none = !s.values || !s.levels || !s.step || !s.sums || !s.active || !s.added || !s.dac;
+    if (none) __atomic_store_n(&job->failed, 2, __ATOMIC_RELAXED);
     else for (;;) {
         int64_t number = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED);
         if (number >= job->images * job->groups * parts * chunks) break;

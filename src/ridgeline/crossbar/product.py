@@ -58,7 +58,8 @@ class Prepared:
 def _with_bias(out: Tensor, bias: Tensor | None, window: Window | None) -> Tensor:
     if bias is None:
         return out
-    return out + bias.to(out.dtype).view(-1, *[1] * (0 if window is None else len(window.kernel)))
+    shaped = bias.to(out.dtype).view(-1, *[1] * (0 if window is None else len(window.kernel)))
+    return out + shaped if torch.is_grad_enabled() else out.add_(shaped)  # in place where no gradient needs what was there
 
 
 class CrossbarProduct(nn.Module):
@@ -236,13 +237,6 @@ def shortcuts_of(plan: Plan) -> list[str]:
 def off_autocast(x: Tensor) -> AbstractContextManager[Any]:
     on = torch.is_autocast_enabled(x.device.type)
     return torch.autocast(x.device.type, enabled=False) if on else nullcontext()
-
-
-def add_bias(out: Tensor, bias: Tensor | None) -> Tensor:
-    """bias, of a shape that broadcasts; in place where no gradient needs what was there."""
-    if bias is None:
-        return out
-    return out + bias.to(out.dtype) if torch.is_grad_enabled() else out.add_(bias.to(out.dtype))
 
 
 def result_dtype(x: Tensor) -> torch.dtype:
