@@ -118,7 +118,7 @@ def test_a_chip_built_perfectly_is_ideal_and_else_the_same(name: str) -> None:
 def test_cost_is_that_of_one_image(subject: Any) -> None:
     cost = cost_of(subject, load_crossbar("rram-64"))
     assert cost is not None and cost.energy_j == pytest.approx(sum(cost.layers.values()))
-    assert cost.arrays == 5 + 5 and cost.layers["4"] > 0, "both layers fit one tile, of five slices"
+    assert cost.arrays == 8 + 8 and cost.layers["4"] > 0, "both layers fit one tile, of four slices in pairs"
     assert cost_of(subject, chip()) is None, "a chip that states no prices has no cost"
 
 

@@ -92,7 +92,7 @@ def test_counts_by_hand() -> None:
     # 10 x 5 weights on 4 x 4 arrays: 3 x 2 tiles, 2 slices; 3 vectors of 2 slices
     work = Product(1, 3, 10, 5)
     assert events_of(work, chip()) == Events(12, 72, 3 * 2 * 2 * 2 * 10, 3 * 2 * 2 * 3 * 5, 180, 3 * 15 * 3)
-    assert events_of(work, chip(sign="differential")) == Events(24, 144, 480, 180, 180, 135)  # a pair is converted once
+    assert events_of(work, chip(sign="differential")) == Events(24, 144, 480, 180, 180, 180)  # a pair is converted once; its sign is a bit
     assert events_of(work, chip(sign="offset")) == Events(12, 72, 240, 180 + 72, 252, 135)  # one more column in every array
 
 
@@ -105,6 +105,8 @@ def test_energy_is_the_sum_of_prices(work: Product, spec: CrossbarSpec) -> None:
 
 def test_area_is_of_arrays_with_all_that_belongs_to_them() -> None:
     assert area_mm2(10, chip(cost={"adcs_per_array": 2})) == pytest.approx(10 * (1.0 + 4 * 0.01 + 2 * 0.1 + 0.5 + 0.25))
+    pairs = chip(cost={"adcs_per_array": 2}, sign="differential")
+    assert area_mm2(10, pairs) == pytest.approx(10 * (1.0 + 4 * 0.01) + 5 * (2 * 0.1 + 0.5 + 0.25))
 
 
 @pytest.mark.parametrize(

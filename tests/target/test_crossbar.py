@@ -67,18 +67,22 @@ def test_pcm_has_its_models_figures() -> None:
 
 @pytest.mark.parametrize("name", CHIPS[1:])
 def test_a_read_costs_what_ohm_says(name: str) -> None:
+    """Digits evenly spread: 0 to 3 of two bits, 0 and 3 of one bit; of a pair one cell holds the digit and the other is low."""
     chip = load_crossbar(name)
-    mean_square = chip.dac.vread_v.value**2 * sum((digit / 3) ** 2 for digit in range(4)) / 4
-    power_w = chip.array.rows * chip.array.columns * (chip.cell.high_s.value + chip.cell.low_s.value) / 2 * mean_square
+    low, high = chip.cell.low_s.value, chip.cell.high_s.value
+    squares = [sum((digit / (2**width - 1)) ** 2 for digit in range(2**width)) / 2**width for width in chip.operands.x_slices]
+    mean_square = chip.dac.vread_v.value**2 * sum(squares) / len(squares)
+    assert chip.operands.sign == "differential"
+    power_w = chip.array.rows * chip.array.columns * ((low + high) / 2 + low) / 2 * mean_square
     assert chip.cost.array_read_j.value == pytest.approx(power_w * chip.cost.array_read_s.value, rel=0.02)
 
 
 def test_one_value_or_one_each(tmp_path: Path) -> None:
     data = catalog_data("rram-64")
-    data["adc"]["levels"] = [2, 16, 64, 256, 4096]
+    data["adc"]["levels"] = [2, 16, 64, 4096]
     data["cell"]["read_sigma"] = [0.0, {"value": 0.01, "unit": "ratio", "source": "mine", "status": "measured"}, 0.02, 0.03]
     chip = loaded(tmp_path, data)
-    assert chip.adc_levels == (2, 16, 64, 256, 4096) and chip.cell.read_sigmas == (0.0, 0.01, 0.02, 0.03)
+    assert chip.adc_levels == (2, 16, 64, 4096) and chip.cell.read_sigmas == (0.0, 0.01, 0.02, 0.03)
     assert chip.cell.write_sigmas == (0.05,) * 4
     assert loaded(tmp_path, chip.model_dump(exclude_none=True)) == chip
 
@@ -101,7 +105,7 @@ def test_the_listing_and_the_commands_take_crossbars(capsys: pytest.CaptureFixtu
     from ridgeline.cli.targets import list_targets, show
 
     text = render_crossbars([load_crossbar("pcm-128"), load_crossbar("rram-64").model_copy(update={"name": "[red]x\x1b"})])
-    for words in ("128x128", "2+2+2+2", "differential", "1+1+2+2+2", "9.8 µS – 167 µS", "256", "[red]x�"):
+    for words in ("128x128", "64x64", "differential", "1+2+2+2", "9.8 µS – 167 µS", "256", "[red]x�"):
         assert words in text, words
     list_targets(as_json=True)
     kinds = {row["name"]: row["kind"] for row in json.loads(capsys.readouterr().out)}
@@ -209,8 +213,16 @@ def test_only_a_twos_complement_needs_a_sign_slice(tmp_path: Path) -> None:
     assert loaded(tmp_path, with_field(without_sign, "operands", "sign", "differential")).operands.x_slices == (2, 2)
 
 
-def test_impossible_chips_name_their_field(tmp_path: Path) -> None:
+def with_a_sign_slice() -> dict[str, Any]:
+    """The chip of most fields, in two's complement: what its slices must be is checked too."""
     data = catalog_data("rram-64")
+    slices = [1, 1, 2, 2, 2]
+    data["operands"] |= {"x_slices": slices, "w_slices": slices, "x_bits": 8, "w_bits": 8, "sign": "slice"}
+    return data
+
+
+def test_impossible_chips_name_their_field(tmp_path: Path) -> None:
+    data = with_a_sign_slice()
     breakages = [*single_breakages(data), *joint_breakages(data)]
     assert len(breakages) >= 200
     for what, broken, field in breakages:
@@ -222,7 +234,17 @@ def test_impossible_chips_name_their_field(tmp_path: Path) -> None:
 
 
 def test_the_breakages_start_from_a_good_chip(tmp_path: Path) -> None:
+    assert loaded(tmp_path, with_a_sign_slice()).operands.x_slices == (1, 1, 2, 2, 2)
     assert loaded(tmp_path, catalog_data("rram-64")) == load_target("rram-64")
+
+
+def test_a_magnitude_has_a_sign_beside_its_bits(tmp_path: Path) -> None:
+    for name in CHIPS[1:]:
+        chip = load_crossbar(name)
+        assert chip.operands.sign == "differential" and chip.operands.x_bits == chip.operands.w_bits == 7
+        assert (chip.x_bits, chip.w_bits) == (8, 8)
+    chip = loaded(tmp_path, with_a_sign_slice())
+    assert chip.x_bits == chip.operands.x_bits == 8
 
 
 @given(section=st.sampled_from(["array", "operands", "dac", "cell", "adc", "cost", "host"]), data=st.data())

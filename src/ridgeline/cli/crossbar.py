@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..crossbar.subject import Subject
 
 FEW_LAYERS = 16
-FIELD_HELP = "FIELD=VALUE,VALUE; lists in brackets: slices=[1,1,2,2],[1,1,2,4]. Fields: slices, x_slices, w_slices, array, rows, columns, granularity, x_granularity, w_granularity, adc_levels, sign, format, precision."  # noqa: E501
+FIELD_HELP = "FIELD=VALUE,VALUE; lists in brackets: slices=[1,2,2],[1,2,2,2]. Fields: slices, x_slices, w_slices, array, rows, columns, granularity, x_granularity, w_granularity, adc_levels, sign, format, precision."  # noqa: E501
 DEFAULT_GRID = ("array=32,64,128", "adc_levels=64,256,1024")
 
 

@@ -126,10 +126,11 @@ def energy_j(events: Events, chip: CrossbarSpec) -> float:
 
 
 def area_mm2(arrays: int, chip: CrossbarSpec) -> float:
-    """Of so many arrays with their converters, adders and buffers."""
+    """Of so many arrays with their drivers, and of converters, adders and buffers, which the two arrays of a pair share."""
     cost = chip.cost
-    drivers, converters = chip.array.rows * cost.dac_mm2.value, cost.adcs_per_array * cost.adc_mm2.value
-    return arrays * (cost.array_mm2.value + drivers + converters + cost.shift_add_mm2.value + cost.buffer_mm2.value)
+    driven = cost.array_mm2.value + chip.array.rows * cost.dac_mm2.value
+    shared = cost.adcs_per_array * cost.adc_mm2.value + cost.shift_add_mm2.value + cost.buffer_mm2.value
+    return arrays * driven + arrays / copies_of(chip) * shared
 
 
 def layer_on_crossbar(op: Op, chip: CrossbarSpec) -> LayerOnCrossbar | None:

@@ -118,7 +118,7 @@ class Operands(Spec):
     w_slices: tuple[Width, ...] = Field(min_length=1, max_length=MOST_BITS)
     """Bits of each slice of a weight, most significant first."""
     x_bits: Annotated[Whole, Field(ge=1, le=MOST_BITS)] | None = None
-    """Bits of an input, to be checked: the slices must sum to it."""
+    """Bits of an input's slices, to be checked: they must sum to it; of differential pairs the magnitude's, without the sign."""
     w_bits: Annotated[Whole, Field(ge=1, le=MOST_BITS)] | None = None
     """Bits of a weight, to be checked likewise."""
     x_granularity: Granularity = "per-row"
@@ -255,17 +255,17 @@ class CrossbarCost(Spec):
     adc_mm2: SquareMillimetres = _zero("mm2")
     """Of one."""
     adcs_per_array: Whole = Field(default=1, ge=1, le=65536)
-    """Converters that share out an array's columns."""
+    """Converters that share out an array's columns; the two arrays of a differential pair are subtracted first and have them together."""
     shift_add_j: Joules = _zero("J")
     """One code shifted to its slices' weight and added."""
     shift_add_s: Seconds = _zero("s")
     """After the last conversion; the others hide."""
     shift_add_mm2: SquareMillimetres = _zero("mm2")
-    """Of one array's."""
+    """Of one array's, or one pair's."""
     buffer_bit_j: Joules = _zero("J")
     """One bit read from or written to the buffer."""
     buffer_mm2: SquareMillimetres = _zero("mm2")
-    """An array's share of it."""
+    """An array's share of it, or a pair's."""
     static_w: Watts = _zero("W")
     """Drawn all the time, by one array with what belongs to it."""
 
@@ -298,11 +298,13 @@ class CrossbarSpec(Spec):
 
     @property
     def x_bits(self) -> int:
-        return sum(self.operands.x_slices)
+        """Of an input, its sign included."""
+        return sum(self.operands.x_slices) + (self.operands.sign == "differential")
 
     @property
     def w_bits(self) -> int:
-        return sum(self.operands.w_slices)
+        """Of a weight, its sign included."""
+        return sum(self.operands.w_slices) + (self.operands.sign == "differential")
 
     @property
     def adc_levels(self) -> tuple[int, ...]:
