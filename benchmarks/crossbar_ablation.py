@@ -36,9 +36,9 @@ from crossbar_naive import Habits, NaiveLayer, forget, layers, naive, prepared_b
 from torch import Tensor, nn
 
 from ridgeline.core.spec import parse_spec
-from ridgeline.crossbar import reference
-from ridgeline.crossbar.convert import to_crossbar
+from ridgeline.crossbar.engine import reference
 from ridgeline.crossbar.footprint import materialised_bytes
+from ridgeline.crossbar.layer.convert import to_crossbar
 from ridgeline.measure.environment import machine_name
 from ridgeline.target.crossbar import CrossbarSpec
 from ridgeline.workload.case import CaseOptions

@@ -27,10 +27,10 @@ import torch
 from common import RESULTS, write_results
 from torch import nn
 
-from ridgeline.crossbar.calibrate import calibrate_
-from ridgeline.crossbar.convert import changed_chip, set_chip, to_crossbar
-from ridgeline.crossbar.layers import products
-from ridgeline.crossbar.subject import without_noise
+from ridgeline.crossbar.layer.calibrate import calibrate_
+from ridgeline.crossbar.layer.convert import changed_chip, set_chip, to_crossbar
+from ridgeline.crossbar.layer.layers import products
+from ridgeline.crossbar.study.subject import without_noise
 from ridgeline.measure.environment import machine_name
 from ridgeline.target.crossbar import CrossbarSpec
 from ridgeline.target.load import load_crossbar

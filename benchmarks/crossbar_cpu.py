@@ -25,8 +25,8 @@ from common import write_results
 from torch import Tensor, nn
 
 from ridgeline.core.spec import parse_spec
-from ridgeline.crossbar.convert import to_crossbar
-from ridgeline.crossbar.product import CrossbarProduct
+from ridgeline.crossbar.layer.convert import to_crossbar
+from ridgeline.crossbar.layer.product import CrossbarProduct
 from ridgeline.measure.environment import machine_name
 from ridgeline.target.crossbar import CrossbarSpec
 from ridgeline.workload.capture import resolve

@@ -20,8 +20,8 @@ import torch
 from common import write_results
 from crossbar_tiles import chip, gpu_ms
 
-from ridgeline.crossbar.convert import to_crossbar
-from ridgeline.crossbar.layers import products
+from ridgeline.crossbar.layer.convert import to_crossbar
+from ridgeline.crossbar.layer.layers import products
 from ridgeline.measure.environment import machine_name
 from ridgeline.workload.case import CaseOptions
 from ridgeline.workload.models import build_named

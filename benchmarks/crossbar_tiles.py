@@ -20,8 +20,8 @@ from common import write_results
 
 from ridgeline.core.spec import parse_spec
 from ridgeline.crossbar.cells import program
-from ridgeline.crossbar.fused import FusedEngine, quantised
-from ridgeline.crossbar.fused_settings import PatchTile, Tile
+from ridgeline.crossbar.engine.fused import FusedEngine, quantised
+from ridgeline.crossbar.engine.fused_settings import PatchTile, Tile
 from ridgeline.crossbar.plan import Draw, Plan, Window
 from ridgeline.measure.environment import machine_name
 from ridgeline.target.crossbar import CrossbarSpec

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from .core.change import Change
     from .core.errors import RidgelineError
     from .core.profile import Profile
-    from .crossbar.calibrate import calibrate_ as calibrate_crossbar
-    from .crossbar.chips import evaluate_chips
-    from .crossbar.convert import to_crossbar
-    from .crossbar.diagnose import diagnose as diagnose_crossbar
-    from .crossbar.sweep import sweep as sweep_crossbar
+    from .crossbar.layer.calibrate import calibrate_ as calibrate_crossbar
+    from .crossbar.layer.convert import to_crossbar
+    from .crossbar.study.chips import evaluate_chips
+    from .crossbar.study.diagnose import diagnose as diagnose_crossbar
+    from .crossbar.study.sweep import sweep as sweep_crossbar
     from .estimate.advice import advise
     from .estimate.processor import estimate
     from .estimate.spatial.network import map_layers
@@ -92,13 +92,13 @@ _HOMES = {
     "Workload": ".workload.graph",
     "advise": ".estimate.advice",
     "calibrate": ".target.calibrate",
-    "calibrate_crossbar": ".crossbar.calibrate:calibrate_",
+    "calibrate_crossbar": ".crossbar.layer.calibrate:calibrate_",
     "capture": ".workload.capture",
-    "diagnose_crossbar": ".crossbar.diagnose:diagnose",
+    "diagnose_crossbar": ".crossbar.study.diagnose:diagnose",
     "distill": ".transform.distil",
     "estimate": ".estimate.processor",
     "evaluate": ".train.evaluate",
-    "evaluate_chips": ".crossbar.chips",
+    "evaluate_chips": ".crossbar.study.chips",
     "fit": ".train.fit",
     "load_data": ".workload.data",
     "load_model": ".transform.saved",
@@ -111,8 +111,8 @@ _HOMES = {
     "prune": ".transform.prune.step",
     "quantize": ".transform.quantise.step",
     "save_model": ".transform.saved",
-    "sweep_crossbar": ".crossbar.sweep:sweep",
-    "to_crossbar": ".crossbar.convert",
+    "sweep_crossbar": ".crossbar.study.sweep:sweep",
+    "to_crossbar": ".crossbar.layer.convert",
     "use_kernels": ".kernel.use",
 }
 """The module of each public name, and after a colon what it is called there, where that differs."""

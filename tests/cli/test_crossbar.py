@@ -19,7 +19,7 @@ pytest.importorskip("sklearn")
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """digits-cnn, trained once for all tests here."""
-    from ridgeline.crossbar.subject import load_subject
+    from ridgeline.crossbar.study.subject import load_subject
 
     path = tmp_path_factory.mktemp("digits") / "digits.safetensors"
     module = load_subject("digits-cnn").module

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ridgeline.core.errors import RidgelineError
-from ridgeline.crossbar.attention import AttentionProducts, CrossbarMatmul
-from ridgeline.crossbar.convert import to_crossbar
-from ridgeline.crossbar.layers import products
+from ridgeline.crossbar.layer.attention import AttentionProducts, CrossbarMatmul
+from ridgeline.crossbar.layer.convert import to_crossbar
+from ridgeline.crossbar.layer.layers import products
 from tests.crossbar.support import chip
 
 FINE = chip(

@@ -15,13 +15,13 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ridgeline.core.errors import OptionError
-from ridgeline.crossbar import blocked
-from ridgeline.crossbar.blocked import MIB, BlockedEngine
 from ridgeline.crossbar.cells import program
-from ridgeline.crossbar.packing import Packing, pack
-from ridgeline.crossbar.patches import Piece, patches, pieces
+from ridgeline.crossbar.engine import blocked
+from ridgeline.crossbar.engine.blocked import MIB, BlockedEngine
+from ridgeline.crossbar.engine.packing import Packing, pack
+from ridgeline.crossbar.engine.patches import Piece, patches, pieces
+from ridgeline.crossbar.engine.reference import ReferenceEngine
 from ridgeline.crossbar.plan import Draw, Plan, Window
-from ridgeline.crossbar.reference import ReferenceEngine
 from tests.crossbar.support import chip
 
 DRAW = Draw(1, 2, 3, 4)

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from ridgeline.core.errors import OptionError
-from ridgeline.crossbar.calibrate import Histogram, calibrate_, widened
-from ridgeline.crossbar.convert import to_crossbar
-from ridgeline.crossbar.layers import CrossbarLinear, products
+from ridgeline.crossbar.engine.reference import encode_input, encode_weight
+from ridgeline.crossbar.layer.calibrate import Histogram, calibrate_, widened
+from ridgeline.crossbar.layer.convert import to_crossbar
+from ridgeline.crossbar.layer.layers import CrossbarLinear, products
 from ridgeline.crossbar.numbers import Operand
 from ridgeline.crossbar.plan import Plan
-from ridgeline.crossbar.reference import encode_input, encode_weight
 from tests.crossbar.support import chip
 
 CALIBRATED: dict[str, Any] = {"adc_range": "calibrated", "adc_clip": True}

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from ridgeline.core.errors import OptionError, RidgelineError
-from ridgeline.crossbar import chips as chips_module
-from ridgeline.crossbar.chips import ChipsResult, evaluate_chips
-from ridgeline.crossbar.journal import model_digest, open_journal
-from ridgeline.crossbar.subject import cost_of, load_subject, without_noise
+from ridgeline.crossbar.study import chips as chips_module
+from ridgeline.crossbar.study.chips import ChipsResult, evaluate_chips
+from ridgeline.crossbar.study.journal import model_digest, open_journal
+from ridgeline.crossbar.study.subject import cost_of, load_subject, without_noise
 from ridgeline.target.load import load_crossbar
 from ridgeline.train.evaluate import evaluate
 from tests.crossbar.study import small_data, small_network

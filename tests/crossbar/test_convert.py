@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from ridgeline.core.errors import OptionError, TargetSpecError, TransformError, UnknownNameError
-from ridgeline.crossbar.convert import changed_chip, digital_state_dict, fields_of, to_crossbar
-from ridgeline.crossbar.layers import CrossbarConv, CrossbarLinear, products
+from ridgeline.crossbar.layer.convert import changed_chip, digital_state_dict, fields_of, to_crossbar
+from ridgeline.crossbar.layer.layers import CrossbarConv, CrossbarLinear, products
 from ridgeline.target.crossbar import CrossbarSpec
 from ridgeline.transform.quantise.fold import fold_norms_
 from ridgeline.workload.case import CaseOptions

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from ridgeline.core.errors import OptionError
-from ridgeline.crossbar.convert import to_crossbar
-from ridgeline.crossbar.diagnose import diagnose
-from ridgeline.crossbar.layers import products
-from ridgeline.crossbar.observe import Seen, digital, observed
-from ridgeline.crossbar.subject import Subject, load_subject
+from ridgeline.crossbar.layer.convert import to_crossbar
+from ridgeline.crossbar.layer.layers import products
+from ridgeline.crossbar.layer.observe import Seen, digital, observed
+from ridgeline.crossbar.study.diagnose import diagnose
+from ridgeline.crossbar.study.subject import Subject, load_subject
 from tests.crossbar.study import small_data, small_network
 from tests.crossbar.support import chip
 
@@ -58,7 +58,7 @@ def test_snr_is_that_of_the_outputs(subject: Any) -> None:
 
 
 def test_codes_are_counted_as_the_reference_gives_them(subject: Any) -> None:
-    from ridgeline.crossbar.reference import matmul
+    from ridgeline.crossbar.engine.reference import matmul
 
     spec = chip(adc_levels=[16, 32, 64, 128])
     analog, x = on(subject, spec), subject.data.test.inputs[:4]

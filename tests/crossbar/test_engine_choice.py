@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ridgeline.core.errors import OptionError, UnknownNameError
-from ridgeline.crossbar import engines
+from ridgeline.crossbar.engine import choose as engines
 from ridgeline.crossbar.plan import Plan
 from tests.crossbar.support import chip
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.crossbar.blocked import BlockedEngine
 from ridgeline.crossbar.cells import Cells, program
-from ridgeline.crossbar.native import NativeEngine
+from ridgeline.crossbar.engine.blocked import BlockedEngine
+from ridgeline.crossbar.engine.native import NativeEngine
+from ridgeline.crossbar.engine.reference import ReferenceEngine
 from ridgeline.crossbar.plan import Draw, Engine, Plan
-from ridgeline.crossbar.reference import ReferenceEngine
 from tests.crossbar.support import chip
 
 CONFIGURATIONS, AT_ONCE = 500, 50

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ridgeline.crossbar.convert import to_crossbar
-from ridgeline.crossbar.folding import pairs_by_running
+from ridgeline.crossbar.layer.convert import to_crossbar
+from ridgeline.crossbar.layer.folding import pairs_by_running
 from tests.crossbar.support import chip
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ridgeline.crossbar.engine.reference import encode_input, encode_weight, matmul
 from ridgeline.crossbar.footprint import materialised_bytes
 from ridgeline.crossbar.plan import Plan
-from ridgeline.crossbar.reference import encode_input, encode_weight, matmul
 from tests.crossbar.support import chip
 
 

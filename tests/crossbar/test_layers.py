@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.errors import OptionError
-from ridgeline.crossbar import product as product_module
-from ridgeline.crossbar import reference
-from ridgeline.crossbar.convert import digital_state_dict, to_crossbar
-from ridgeline.crossbar.layers import CrossbarConv, CrossbarLinear, set_call, set_chip, set_engine
-from ridgeline.crossbar.product import checked_ranges, loses_nothing
+from ridgeline.crossbar.engine import reference
+from ridgeline.crossbar.layer import product as product_module
+from ridgeline.crossbar.layer.convert import digital_state_dict, to_crossbar
+from ridgeline.crossbar.layer.layers import CrossbarConv, CrossbarLinear, set_call, set_chip, set_engine
+from ridgeline.crossbar.layer.product import checked_ranges, loses_nothing
 from tests.crossbar.support import chip
 
 CHIP = chip(adc_levels=4097)

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from ridgeline.core.errors import MeasureError, OptionError
-from ridgeline.crossbar import native, native_build
 from ridgeline.crossbar.cells import Cells, program
-from ridgeline.crossbar.native import NativeEngine
+from ridgeline.crossbar.engine import native, native_build
+from ridgeline.crossbar.engine.native import NativeEngine
+from ridgeline.crossbar.engine.reference import ReferenceEngine, encode_input
 from ridgeline.crossbar.plan import Draw, Plan, Window
-from ridgeline.crossbar.reference import ReferenceEngine, encode_input
 
 from .support import chip
 

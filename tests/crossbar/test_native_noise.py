@@ -16,8 +16,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ridgeline.crossbar import native, native_build, noise, reference
+from ridgeline.crossbar import noise
 from ridgeline.crossbar.cells import Cells
+from ridgeline.crossbar.engine import native, native_build, reference
 from ridgeline.crossbar.noise import Kind
 from ridgeline.crossbar.plan import Draw, Plan, Window
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from ridgeline.crossbar.convert import to_crossbar
+from ridgeline.crossbar.layer.convert import to_crossbar
 from tests.crossbar.support import chip
 
 FINE = chip(

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from ridgeline.core.errors import OptionError
-from ridgeline.crossbar import adc, noise, reference
+from ridgeline.crossbar import adc, noise
 from ridgeline.crossbar.cells import Cells, program
+from ridgeline.crossbar.engine import reference
 from ridgeline.crossbar.plan import Draw, Plan
 from ridgeline.target.crossbar import CrossbarSpec
 from tests.crossbar.support import chip, product_of_fractions

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ridgeline.crossbar import reference
+from ridgeline.crossbar.engine import reference
 from ridgeline.target.crossbar import CrossbarSpec
 from tests.crossbar.support import chip_of_case
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ridgeline.core.errors import OptionError, RidgelineError
-from ridgeline.crossbar import sweep as sweep_module
-from ridgeline.crossbar.subject import load_subject
-from ridgeline.crossbar.sweep import combinations, mark_pareto, sweep, variant
+from ridgeline.crossbar.study import sweep as sweep_module
+from ridgeline.crossbar.study.subject import load_subject
+from ridgeline.crossbar.study.sweep import combinations, mark_pareto, sweep, variant
 from ridgeline.target.load import load_crossbar
 from tests.crossbar.study import small_data, small_network
 from tests.crossbar.support import chip
@@ -79,7 +79,7 @@ def test_each_number_format_states_its_error(subject: Any) -> None:
 
 
 def test_a_wrong_code_is_seen(subject: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ridgeline.crossbar import precision
+    from ridgeline.crossbar.study import precision
 
     result = precision._result
 

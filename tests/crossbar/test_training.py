@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from ridgeline.crossbar import reference, straight_through
-from ridgeline.crossbar.convert import to_crossbar
-from ridgeline.crossbar.layers import CrossbarConv, CrossbarLinear, products
-from ridgeline.crossbar.product import TRAINING_CHIPS
+from ridgeline.crossbar.engine import reference
+from ridgeline.crossbar.layer import straight_through
+from ridgeline.crossbar.layer.convert import to_crossbar
+from ridgeline.crossbar.layer.layers import CrossbarConv, CrossbarLinear, products
+from ridgeline.crossbar.layer.product import TRAINING_CHIPS
 from ridgeline.train.fit import fit
 from tests.crossbar.support import chip, chip_of_case
 

@@ -14,11 +14,11 @@ if not torch.cuda.is_available():
     pytest.skip("needs a GPU", allow_module_level=True)
 pytest.importorskip("triton")
 
-from ridgeline.crossbar.blocked import BlockedEngine  # noqa: E402
 from ridgeline.crossbar.cells import program  # noqa: E402
-from ridgeline.crossbar.convert import set_engine, to_crossbar  # noqa: E402
-from ridgeline.crossbar.fused import FusedEngine  # noqa: E402
-from ridgeline.crossbar.layers import products, set_call  # noqa: E402
+from ridgeline.crossbar.engine.blocked import BlockedEngine  # noqa: E402
+from ridgeline.crossbar.engine.fused import FusedEngine  # noqa: E402
+from ridgeline.crossbar.layer.convert import set_engine, to_crossbar  # noqa: E402
+from ridgeline.crossbar.layer.layers import products, set_call  # noqa: E402
 from ridgeline.crossbar.plan import Draw, Plan  # noqa: E402
 from tests.crossbar.support import chip  # noqa: E402
 

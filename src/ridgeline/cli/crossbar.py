@@ -21,7 +21,7 @@ from .common import Html, Json, emit_json, progress, say
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..crossbar.subject import Subject
+    from ..crossbar.study.subject import Subject
 
 FEW_LAYERS = 16
 FIELD_HELP = "FIELD=VALUE,VALUE; lists in brackets: slices=[1,2,2],[1,2,2,2]. Fields: slices, x_slices, w_slices, array, rows, columns, granularity, x_granularity, w_granularity, adc_levels, sign, format, precision."  # noqa: E501
@@ -72,9 +72,9 @@ def run_chips(
     html: Html = None,
 ) -> None:
     """Score a network digitally, on the chip built perfectly, and on several real chips; then layer by layer."""
-    from ..crossbar.chips import evaluate_chips
-    from ..crossbar.diagnose import diagnose as diagnose_layers
-    from ..crossbar.subject import on_chip
+    from ..crossbar.study.chips import evaluate_chips
+    from ..crossbar.study.diagnose import diagnose as diagnose_layers
+    from ..crossbar.study.subject import on_chip
     from ..target.load import load_crossbar
 
     spec = load_crossbar(chip)  # what is asked for is checked before anything is trained
@@ -84,7 +84,7 @@ def run_chips(
         found: dict[str, Any] = {"schema": 1}
         found["run"] = evaluate_chips(subject, spec, chips=chips, images=images, run=run, report=report, **options).to_json()
         if diagnose:
-            from ..crossbar.layers import products
+            from ..crossbar.layer.layers import products
 
             analog = on_chip(subject, spec, **options)
             ranked = rank if rank is not None else len(products(analog)) <= FEW_LAYERS
@@ -111,7 +111,7 @@ def sweep_chips(
     html: Html = None,
 ) -> None:
     """Every combination of the grid's values: accuracy, speed, memory, energy, and error against the reference."""
-    from ..crossbar.sweep import combinations, sweep, variant
+    from ..crossbar.study.sweep import combinations, sweep, variant
     from ..target.load import load_crossbar
 
     spec = load_crossbar(chip)
@@ -166,8 +166,8 @@ def parse_grid(given: list[str]) -> dict[str, list[Any]]:
 
 
 def _subject(model: str, data: str | None, weights: Path | None, on: str, seed: int, engine: str, report: Callable[[str], None]) -> Subject:
-    from ..crossbar.engines import check_wanted
-    from ..crossbar.subject import load_subject
+    from ..crossbar.engine.choose import check_wanted
+    from ..crossbar.study.subject import load_subject
     from ..measure.subject import choose_device
 
     check_wanted(engine)

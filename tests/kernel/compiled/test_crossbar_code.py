@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("triton")
 
-from ridgeline.crossbar import fused_settings as settings_module
-from ridgeline.crossbar.fused_kernels import multiply_arrays, quantise_patches
-from ridgeline.crossbar.fused_settings import DOTS, PatchTile, Tile
+from ridgeline.crossbar.engine import fused_settings as settings_module
+from ridgeline.crossbar.engine.fused_kernels import multiply_arrays, quantise_patches
+from ridgeline.crossbar.engine.fused_settings import DOTS, PatchTile, Tile
 from ridgeline.crossbar.plan import Plan
 from tests.crossbar.support import chip
 from tests.kernel.sass import Code, compiled

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from ridgeline.crossbar import noise
-from ridgeline.crossbar.blocked import BlockedEngine
 from ridgeline.crossbar.cells import program
-from ridgeline.crossbar.fused import FusedEngine, quantised
-from ridgeline.crossbar.fused_noise import draw_normals
-from ridgeline.crossbar.fused_settings import PatchTile
+from ridgeline.crossbar.engine.blocked import BlockedEngine
+from ridgeline.crossbar.engine.fused import FusedEngine, quantised
+from ridgeline.crossbar.engine.fused_noise import draw_normals
+from ridgeline.crossbar.engine.fused_settings import PatchTile
 from ridgeline.crossbar.numbers import block_scale, quantise
 from ridgeline.crossbar.plan import Draw, Plan, Window
 from ridgeline.kernel.jit import cdiv, launch

@@ -21,13 +21,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..core.errors import OptionError, TransformError, nearest
-from ..core.spec import parse_spec
-from ..target.crossbar import CrossbarSpec
-from ..target.load import load_crossbar
-from ..transform.quantise.fold import fold_norms_
+from ...core.errors import OptionError, TransformError, nearest
+from ...core.spec import parse_spec
+from ...target.crossbar import CrossbarSpec
+from ...target.load import load_crossbar
+from ...transform.quantise.fold import fold_norms_
+from ..engine.choose import check_wanted
 from .attention import AttentionProducts, CrossbarAttention, on_arrays
-from .engines import check_wanted
 from .folding import pairs_by_running
 from .layers import make, products, set_call, set_chip, set_engine
 from .recurrent import RECURRENT, CrossbarRecurrent

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from ..target.crossbar import CrossbarSpec
+from ...target.crossbar import CrossbarSpec
+from ..engine.patches import ONE_TAP
 from .layers import CrossbarLinear, multiply_rows
-from .patches import ONE_TAP
 from .product import CrossbarProduct, result_dtype
 
 

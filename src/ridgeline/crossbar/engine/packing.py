@@ -18,7 +18,7 @@ from fractions import Fraction
 
 import torch
 
-from .plan import Plan
+from ..plan import Plan
 
 BITS = {torch.float32: 24, torch.float64: 53}
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from ..target.crossbar import CrossbarSpec
+from ...target.crossbar import CrossbarSpec
 from .layers import multiply_rows
 from .product import CrossbarProduct, off_autocast, result_dtype
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from .numbers import block_scale, quantise_, step_of
-from .patches import Piece, patches
-from .plan import Plan, Window
-from .tiling import plan as tile
+from ..engine.patches import Piece, patches
+from ..numbers import block_scale, quantise_, step_of
+from ..plan import Plan, Window
+from ..tiling import plan as tile
 
 CACHE_BYTES, DEVICE_BYTES = 4 * 2**20, 512 * 2**20  # of a piece and its copies: what a core's cache holds, what keeps a GPU busy
 WORKING_COPIES = 4

@@ -15,18 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import OptionError
-from ..core.spec import Constant
-from ..estimate.crossbar import area_mm2, estimate_on_crossbar, layer_on_crossbar
-from ..target.crossbar import CrossbarSpec
-from ..train.evaluate import as_model, device_of
-from ..train.fit import fit
-from ..transform.saved import load_model
-from ..workload.capture import capture, resolve
-from ..workload.case import CaseOptions
-from ..workload.data import Data, load_data
-from ..workload.graph import Workload
-from ..workload.pretrained import PUBLISHED, load_pretrained
+from ...core.errors import OptionError
+from ...core.spec import Constant
+from ...estimate.crossbar import area_mm2, estimate_on_crossbar, layer_on_crossbar
+from ...target.crossbar import CrossbarSpec
+from ...train.evaluate import as_model, device_of
+from ...train.fit import fit
+from ...transform.saved import load_model
+from ...workload.capture import capture, resolve
+from ...workload.case import CaseOptions
+from ...workload.data import Data, load_data
+from ...workload.graph import Workload
+from ...workload.pretrained import PUBLISHED, load_pretrained
 
 Report = Callable[[str], None]
 DATA = {"digits-cnn": "digits", "resnet20": "cifar10", "resnet56": "cifar10"}
@@ -90,8 +90,8 @@ def on_chip(
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> nn.Module:  # fmt: skip
     """The network as the chip runs it, ready to score."""
-    from .calibrate import calibrate_
-    from .convert import to_crossbar
+    from ..layer.calibrate import calibrate_
+    from ..layer.convert import to_crossbar
 
     analog = to_crossbar(subject.module, chip, engine=engine, overrides=dict(overrides or {}), seed=seed, example=subject.inputs(1))
     if chip.adc.range == "calibrated":

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..core.errors import OptionError
+from ...core.errors import OptionError
+from ..numbers import encode
+from ..plan import Plan, Window
 from .layers import products
-from .numbers import encode
 from .observe import digital_product
-from .plan import Plan, Window
 from .product import CrossbarProduct
 from .straight_through import as_matrix, input_block, patches_of, quantised, weight_as_matrices
 

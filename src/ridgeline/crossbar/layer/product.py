@@ -23,11 +23,11 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from ..core.errors import OptionError
-from ..target.crossbar import CrossbarSpec
-from .cells import program
-from .engines import check_wanted, choose
-from .plan import Draw, Engine, Plan, Window
+from ...core.errors import OptionError
+from ...target.crossbar import CrossbarSpec
+from ..cells import program
+from ..engine.choose import check_wanted, choose
+from ..plan import Draw, Engine, Plan, Window
 from .straight_through import StraightThrough, weight_as_matrices
 
 TRAINING_CHIPS = 1 << 30  # chips drawn in training are numbered from here, so that none of them is one that is evaluated

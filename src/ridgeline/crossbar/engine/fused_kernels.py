@@ -15,7 +15,7 @@ decided rightly; of other scales acc * p / q is divided correctly rounded, which
 # A compile-time `if` must stand alone: joined with a run-time one by `and`, or made an expression, Triton compiles both sides.
 from __future__ import annotations
 
-from ..kernel.jit import jit, tl
+from ...kernel.jit import jit, tl
 from .fused_noise import four_normals, normal
 
 MAGIC_BITS = 0x4B400000  # of the float 1.5 * 2^23

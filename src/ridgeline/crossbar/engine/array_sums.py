@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .adc import AddedInTurn, voltage_factor
-from .numbers import block_scale, quantise_, step_of
+from ..adc import AddedInTurn, voltage_factor
+from ..numbers import block_scale, quantise_, step_of
+from ..plan import Draw, Plan, Window
 from .packing import Packing, collapsed_weights, column_bounds, is_power_of_two, reciprocal
-from .plan import Draw, Plan, Window
 
 OFFSET = -1
 Made = tuple[Packing, dict[tuple[int, int], "Conversion"]]

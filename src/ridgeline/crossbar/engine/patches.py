@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..core.errors import OptionError
-from .plan import Window
+from ...core.errors import OptionError
+from ..plan import Window
 
 ONE_TAP = Window((1,), (1,), (0,), (1,))
 

@@ -20,10 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernel.jit import HAVE_TRITON, INTERPRETED, cdiv, launch
-from . import noise
-from .adc import check_ranges
-from .cells import Cells, low_level
+from ...kernel.jit import HAVE_TRITON, INTERPRETED, cdiv, launch
+from .. import noise
+from ..adc import check_ranges
+from ..cells import Cells, low_level
+from ..plan import Draw, Plan, Window
+from ..tiling import merge_maxima
+from ..tiling import plan as plan_tiles
 from .fused_kernels import multiply_arrays, quantise_patches
 from .fused_noise import read_cells
 from .fused_settings import (
@@ -46,9 +49,6 @@ from .fused_settings import (
     units_of,
 )
 from .packing import collapsed_weights
-from .plan import Draw, Plan, Window
-from .tiling import merge_maxima
-from .tiling import plan as plan_tiles
 
 ONE_TAP = Window((1, 1), (1, 1), (0, 0), (1, 1))
 

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.errors import OptionError
-from .adc import check_ranges
+from ...core.errors import OptionError
+from ..adc import check_ranges
+from ..cells import Cells
+from ..plan import Draw, Plan, Window
+from ..tiling import Granularity, merge_maxima
 from .array_sums import Call, Job, Made, conversions_of, padded_k, ranges_of, used_rows
-from .cells import Cells
 from .packing import pack
 from .patches import ONE_TAP, Piece, as_one_tap, output_size, patches, pieces
-from .plan import Draw, Plan, Window
-from .tiling import Granularity, merge_maxima
 
 MIB = 1 << 20
 BUDGET_CPU, BUDGET_GPU = 16 * MIB, 512 * MIB

@@ -19,8 +19,8 @@ import threading
 from functools import cache
 from pathlib import Path
 
-from ..core.errors import MeasureError, MissingExtraError
-from ..core.files import cache_dir
+from ...core.errors import MeasureError, MissingExtraError
+from ...core.files import cache_dir
 
 # -fwrapv: shifted bytes and masks are patterns of bits, whatever sign C gives them
 FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fwrapv", "-shared", "-fPIC", "-pthread")

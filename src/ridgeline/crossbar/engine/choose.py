@@ -15,8 +15,8 @@ import importlib
 from functools import cache
 from typing import cast
 
-from ..core.errors import OptionError, unknown_name
-from .plan import Engine, Plan
+from ...core.errors import OptionError, unknown_name
+from ..plan import Engine, Plan
 
 HOMES = {
     "reference": (".reference", "ReferenceEngine"),

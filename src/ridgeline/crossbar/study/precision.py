@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .cells import program
-from .engines import choose, load
-from .layers import products
-from .observe import Seen, observed
-from .plan import Draw, Plan, Window
-from .product import CrossbarProduct
-from .straight_through import weight_as_matrices
+from ..cells import program
+from ..engine.choose import choose, load
+from ..layer.layers import products
+from ..layer.observe import Seen, observed
+from ..layer.product import CrossbarProduct
+from ..layer.straight_through import weight_as_matrices
+from ..plan import Draw, Plan, Window
 
 DEFAULT = "default"
 PRECISIONS = (DEFAULT, "float32", "tf32", "float16", "bfloat16", "integer")
@@ -31,7 +31,7 @@ def use_precision(model: nn.Module, precision: str) -> None:
     """In place; "default" leaves the engines as they are."""
     if precision == DEFAULT:
         return
-    from .blocked import BlockedEngine
+    from ..engine.blocked import BlockedEngine
 
     engine = BlockedEngine(compute=precision)
     for product in products(model).values():

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from ..transform.quantise.fold import CONVOLUTIONS, Pair, has_statistics
+from ...transform.quantise.fold import CONVOLUTIONS, Pair, has_statistics
 
 _LOOKS = {"size", "dim", "is_floating_point", "__get__"}  # ask a tensor about itself, not for its values
 

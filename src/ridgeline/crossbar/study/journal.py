@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import torch
 from torch import nn
 
-from ..core.errors import OptionError
-from ..core.files import write_json
+from ...core.errors import OptionError
+from ...core.files import write_json
 
 HEADER, LINES = "run.json", "lines.jsonl"
 

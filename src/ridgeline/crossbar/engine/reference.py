@@ -25,13 +25,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..core.errors import OptionError
-from ..target.crossbar import CrossbarSpec
-from .adc import added_lsb, check_ranges, convert, to_codes, voltage_factor
-from .cells import Cells
-from .numbers import Operand, Slices, encode
+from ...core.errors import OptionError
+from ...target.crossbar import CrossbarSpec
+from ..adc import added_lsb, check_ranges, convert, to_codes, voltage_factor
+from ..cells import Cells
+from ..numbers import Operand, Slices, encode
+from ..plan import Draw, Plan, Window
 from .patches import output_size, patches
-from .plan import Draw, Plan, Window
 
 Pair = int | tuple[int, int]
 WeightGradient = Literal["patch", "image"]

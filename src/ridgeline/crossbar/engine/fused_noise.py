@@ -6,7 +6,7 @@ read_cells   programmed levels ──> levels of this call, once for all of the 
 
 from __future__ import annotations
 
-from ..kernel.jit import jit, tl
+from ...kernel.jit import jit, tl
 
 
 @jit

@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.errors import OptionError
-from ..target.crossbar import CrossbarSpec
-from ..target.load import load_crossbar
-from ..train.evaluate import device_of, evaluate
-from ..workload.data import Data
+from ...core.errors import OptionError
+from ...target.crossbar import CrossbarSpec
+from ...target.load import load_crossbar
+from ...train.evaluate import device_of, evaluate
+from ...workload.data import Data
+from ..layer.layers import products, set_call, set_chip
 from .journal import model_digest, open_journal, simulator_digest
-from .layers import products, set_call, set_chip
 from .subject import CALIBRATION_IMAGES, ChipCost, Report, Subject, cost_of, load_subject, on_chip, quiet, without_noise
 
 RENDERERS = {"table": "ridgeline.report.crossbar_table:render_crossbar", "html": "ridgeline.report.crossbar_html:render_crossbar_html"}

@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..core.errors import MeasureError, OptionError, RidgelineError
-from . import noise
-from .adc import check_ranges, numbers_of_conversion, round_half_even
-from .cells import Cells
+from ...core.errors import MeasureError, OptionError, RidgelineError
+from .. import noise
+from ..adc import check_ranges, numbers_of_conversion, round_half_even
+from ..cells import Cells
+from ..plan import Draw, Plan, Window
+from ..tiling import plan as tile
 from .native_build import build
 from .native_source import SOURCE
 from .packing import collapsed_weights, column_bounds, loses_nothing
-from .plan import Draw, Plan, Window
-from .tiling import plan as tile
 
 MOST_SUM = 1 << 21  # of levels in a column, and of codes: adding 1.5 * 2^23 rounds up to 2^22, and noise may add to a sum
 MOST_BITS = 22

@@ -25,15 +25,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.errors import OptionError, unknown_name
-from ..core.spec import Constant, parse_spec
-from ..measure.memory import measured_peak_bytes
-from ..target.crossbar import CrossbarSpec
-from ..target.load import load_crossbar
-from ..train.evaluate import device_of, evaluate
-from ..workload.case import ModelCase
-from ..workload.data import Data
-from ..workload.graph import Workload
+from ...core.errors import OptionError, unknown_name
+from ...core.spec import Constant, parse_spec
+from ...measure.memory import measured_peak_bytes
+from ...target.crossbar import CrossbarSpec
+from ...target.load import load_crossbar
+from ...train.evaluate import device_of, evaluate
+from ...workload.case import ModelCase
+from ...workload.data import Data
+from ...workload.graph import Workload
 from .journal import model_digest, open_journal, simulator_digest
 from .precision import DEFAULT, PRECISIONS, error_against_reference, use_precision
 from .subject import Report, Subject, cost_of, load_subject, on_chip, quiet, work_of

@@ -16,9 +16,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ..target.crossbar import CrossbarSpec
-from .engines import check_wanted
-from .plan import Plan, Window
+from ...target.crossbar import CrossbarSpec
+from ..engine.choose import check_wanted
+from ..plan import Plan, Window
 from .product import CrossbarProduct, result_dtype
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from ..kernel.jit import INTERPRETED, cdiv, next_power_of_2
+from ...kernel.jit import INTERPRETED, cdiv, next_power_of_2
+from ..plan import Plan
 from .fused_kernels import MAGIC_BITS
 from .packing import collapsed_weights, column_bounds, is_power_of_two, loses_nothing
-from .plan import Plan
 
 EXACT = 1 << 24  # float32 holds every whole number up to it
 EXACT_FLOAT16 = 1 << 11

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..plan import Plan, Window
 from .layers import products
-from .plan import Plan, Window
 from .product import CrossbarProduct, Watch
 from .straight_through import patches_of, weight_as_matrices
 

@@ -19,18 +19,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.change import finite
-from ..core.errors import OptionError
-from ..target.crossbar import CrossbarSpec
-from ..target.load import load_crossbar
-from ..train.evaluate import evaluate
-from ..workload.data import Data
-from .cells import program
-from .engines import FALLBACK, load
-from .layers import products
-from .observe import Seen, digital, observed
-from .plan import Plan
-from .product import CrossbarProduct
+from ...core.change import finite
+from ...core.errors import OptionError
+from ...target.crossbar import CrossbarSpec
+from ...target.load import load_crossbar
+from ...train.evaluate import evaluate
+from ...workload.data import Data
+from ..cells import program
+from ..engine.choose import FALLBACK, load
+from ..layer.layers import products
+from ..layer.observe import Seen, digital, observed
+from ..layer.product import CrossbarProduct
+from ..plan import Plan
 from .subject import CALIBRATION_IMAGES, Report, Subject, cost_of, load_subject, on_chip, quiet
 
 
