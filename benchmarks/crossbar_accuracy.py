@@ -6,6 +6,7 @@
 
 python benchmarks/crossbar_accuracy.py --model resnet20                       all 10,000 images
 python benchmarks/crossbar_accuracy.py --images 500 --chips 2 --epochs 0      a quick look, without training
+python benchmarks/crossbar_accuracy.py --chip-images 2000 --epochs 0          perfect arrays on all images, each chip on fewer
 
 With --keep-norms --settle-norms batch norms stay digital and their statistics are measured on each chip, before training and after it;
 what that alone brings is a figure of its own, and `share_won_back_by_training` is counted from there.
@@ -61,6 +62,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", default=["resnet20", "resnet56"], choices=("resnet20", "resnet56"))
     parser.add_argument("--images", type=int, default=None, help="test images; default all 10,000")
+    parser.add_argument("--chip-images", type=int, default=None, help="test images of each imperfect chip; default as --images")
     parser.add_argument("--chips", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=4, help="of fine-tuning; 0: none")
     parser.add_argument("--train-images", type=int, default=None, help="default all 50,000 (fewer for a quick look only)")
@@ -155,9 +157,10 @@ def on_chips(analog: nn.Module, data: Data, options: argparse.Namespace, settle:
         set_chip(analog, number)
         if settle:
             settle_norms_(analog, calibration_images(analog, data, options))
-        found.append(score(analog, data, options)["accuracy"])
+        found.append(score(analog, data, options, options.chip_images or options.images)["accuracy"])
     spread = statistics.stdev(found) if len(found) > 1 else 0.0
-    return {"mean": statistics.mean(found), "std": spread, "worst": min(found), "accuracy_of_chip": found}
+    images = options.chip_images or options.images
+    return {"mean": statistics.mean(found), "std": spread, "worst": min(found), "accuracy_of_chip": found, "images": images}
 
 
 @torch.no_grad()
@@ -176,9 +179,9 @@ def settle_norms_(analog: nn.Module, images: torch.Tensor) -> None:
         norm.eval()
 
 
-def score(model: nn.Module, data: Data, options: argparse.Namespace) -> dict[str, Any]:
+def score(model: nn.Module, data: Data, options: argparse.Namespace, images: int | None = None) -> dict[str, Any]:
     start = time.perf_counter()
-    scores = evaluate(model, data, batch=options.batch, limit=options.images)
+    scores = evaluate(model, data, batch=options.batch, limit=images or options.images)
     return {
         "accuracy": scores.accuracy,
         "loss": scores.loss,

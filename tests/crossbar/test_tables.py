@@ -111,15 +111,27 @@ def gpu_table(rows: list[Row]) -> str:
 
 def accuracy_table(rows: list[Row]) -> str:
     """Digital, perfect arrays, imperfect chips, and the same chips after training with their imperfections."""
-    head = ("model", "digital", "perfect arrays", "points lost (at most 0.5)", "chips", "imperfect chips", "norms settled", "fine-tuned",
-            "loss won back by training (at least half)")  # fmt: skip
+    head = ("model", "images", "digital", "perfect arrays", "points lost (at most 0.5)", "chips x images", "imperfect chips", "norms settled",
+            "fine-tuned", "loss won back by training (at least half)")  # fmt: skip
     lines = []
     for row in rows:
         won = row.get("share_won_back_by_training")
         first = f"{row['digital']['accuracy']:.2%} | {row['perfect']['accuracy']:.2%} | {row['points_lost_perfect']:.2f}"
         chips = " | ".join(spread(row.get(name)) for name in ("before", "settled", "after"))
         share = "-" if won is None else f"{won:.0%}"
-        lines.append(f"| {row['model']} | {first} | {len(row['before']['accuracy_of_chip'])} | {chips} | {share} |")
+        tried = f"{len(row['before']['accuracy_of_chip'])} x {row['before']['images'] or row['digital']['images']:,}"
+        lines.append(f"| {row['model']} | {row['digital']['images']:,} | {first} | {tried} | {chips} | {share} |")
+    return table(head, lines)
+
+
+def presets_table(rows: list[Row]) -> str:
+    head = ("chip", "built perfectly", "chips", "worst", "energy of an image")
+    lines = []
+    for row in rows:
+        name = f"`{row['chip']}`" + (f", {row['change']}" if row["change"] else "")
+        chips = f"{row['mean']:.1%} ± {100 * row['std']:.1f}"
+        energy = "-" if row["energy_j"] is None or row["change"] else f"{1e6 * row['energy_j']:.0f} µJ"
+        lines.append(f"| {name} | {row['perfect']:.1%} | {chips} | {row['worst']:.1%} | {energy} |")
     return table(head, lines)
 
 
@@ -134,7 +146,9 @@ TABLES: dict[str, tuple[str, Callable[[list[Row]], str]]] = {  # marker on the p
     "crossbar-bytes-h200": ("crossbar-ablation-h200", bytes_table),
     "crossbar-cpu": ("crossbar-cpu-cpu", cpu_table),
     "crossbar-gpu": ("crossbar-gpu-h200", gpu_table),
-    "crossbar-accuracy": ("crossbar-accuracy-h200", accuracy_table),
+    "crossbar-accuracy-cpu": ("crossbar-accuracy-cpu", accuracy_table),
+    "crossbar-accuracy-h200": ("crossbar-accuracy-h200", accuracy_table),
+    "crossbar-presets": ("crossbar-presets-cpu", presets_table),
 }
 
 
@@ -205,3 +219,15 @@ def test_cpu_and_accuracy_tables() -> None:
     line = accuracy_table([model | {"after": chips, "share_won_back_by_training": 0.62}]).splitlines()[3]
     said = "90.00% ± 1.10, worst 88.00%"
     assert line == f"| resnet20 | 91.73% | 91.50% | 0.23 | 2 | {said} | - | {said} | 62% |"
+
+
+def test_readme_states_what_was_measured() -> None:
+    readme = (ROOT / "README.md").read_text()
+    gpu = {row["case"]: row for row in results("crossbar-gpu-h200")["rows"]}
+    wide, narrow = gpu["resnet18-64"], gpu["resnet18-32"]
+    speed = f"{wide['images_per_s']:,.0f} images/s on 64-row arrays (goal 5,300), {narrow['images_per_s']:,.0f} on 32-row"
+    memory = f"at {wide['peak_gib']:.2f} and {narrow['peak_gib']:.2f} GiB"
+    share = f"{wide['percent_of_limit']:.0f} and {narrow['percent_of_limit']:.0f}% of the limit"
+    assert f"{speed}, {memory}; {share}" in readme
+    cpu = {row["engine"]: row["times_digital"] for row in results("crossbar-cpu-cpu")["rows"]}
+    assert f"{cpu['native']:.1f}x its time by C compiled on the spot, {cpu['blocked']:.1f}x in plain torch" in readme
