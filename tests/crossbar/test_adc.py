@@ -5,6 +5,7 @@ every column sum of an array ──convert_exact──> codes  ==  round(Fractio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -143,3 +144,16 @@ def test_pairs_in_turn_are_the_single_ones_at_a_quarter_of_the_draws(monkeypatch
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
             assert narrow is None or narrow.dtype == torch.float32
     assert drawn.count(noise.Kind.ADC) == (4 if sigma else 0)  # 12 pairs are 3 counters, and one more for the narrow one
+
+
+@pytest.mark.parametrize("levels", [2, 16, 255, 256, 4096])
+def test_a_ramp_rounds_down(levels: int) -> None:
+    """Its counter has not passed what lies between two codes: floor, of negative sums as well."""
+    for sign, low in (("slice", 0), ("differential", -1)):
+        slices = [1, 2] if sign == "slice" else [2, 2]
+        on = chip(adc_levels=levels, adc_kind="ramp", array_rows=8, operands_sign=sign, operands_x_slices=slices, operands_w_slices=slices)
+        plan = Plan(on, 8, 1)
+        totals = torch.arange(low * plan.full, plan.full + 1)
+        expected = [math.floor(int(total) * plan.scale(0)) for total in totals]
+        assert to_codes(totals, plan, 0).tolist() == expected
+        assert all(round(int(total) * plan.scale(0) + plan.shift(0)) == code for total, code in zip(totals, expected, strict=True))

@@ -64,7 +64,7 @@ def configuration(seed: int) -> Case:
         array_rows=rows, array_columns=of.choice([1, 4, 32]), operands_format=of.choice(["int", "bfp"]), operands_sign=sign,
         operands_x_slices=x_slices, operands_w_slices=w_slices, operands_x_granularity=granularity(),
         operands_w_granularity=granularity(), operands_x_tile_rows=of.choice([1, 1, 2, 3]), dac_levels=dac_levels,
-        cell_levels=cell_levels, adc_levels=adc_levels, adc_clip=of.random() < 0.5,
+        cell_levels=cell_levels, adc_levels=adc_levels, adc_clip=of.random() < 0.5, adc_kind="ramp" if seed % 4 == 0 else "sar",
     )  # fmt: skip
     ranges = tuple(of.randint(1, full) for _ in w_slices) if of.random() < 0.4 else ()
     generator = torch.Generator().manual_seed(seed)
@@ -143,6 +143,7 @@ def test_configurations_are_of_every_kind() -> None:
     assert {plan.chip.operands.format for plan in plans} == {"int", "bfp"}
     assert len({str(plan.chip.operands.x_granularity) for plan in plans}) > 4
     assert any(plan.ranges and plan.chip.adc.clip for plan in plans)
+    assert {plan.chip.adc.kind for plan in plans} == {"sar", "ramp"}
     assert any(plan.scale(0).denominator == 1 for plan in plans) and any(plan.scale(0).denominator > 1 for plan in plans)
 
 

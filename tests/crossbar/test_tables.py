@@ -111,8 +111,8 @@ def gpu_table(rows: list[Row]) -> str:
 
 def accuracy_table(rows: list[Row]) -> str:
     """Digital, perfect arrays, imperfect chips, and the same chips after training with their imperfections."""
-    head = ("model", "images", "digital", "perfect arrays", "points lost (at most 0.5)", "chips x images", "imperfect chips", "norms settled",
-            "fine-tuned", "loss won back by training (at least half)")  # fmt: skip
+    head = ("model", "images", "digital", "perfect arrays", "points lost (at most 0.5)", "chips x images", "imperfect chips",
+            "norms settled", "fine-tuned", "loss won back by training (at least half)")  # fmt: skip
     lines = []
     for row in rows:
         won = row.get("share_won_back_by_training")

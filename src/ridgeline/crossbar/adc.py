@@ -65,11 +65,19 @@ def to_codes(total: Tensor, plan: Plan, j: int, added_lsb: Tensor | None = None)
         most = plan.full * scale.numerator
         if 2 * most >= LARGEST_INTEGER:
             raise _too_large(plan.full, plan.chip.adc_levels[j])
-        codes = round_half_even(total * scale.numerator, scale.denominator)
+        codes = exact_codes(total, plan, j)
     else:
-        exact = total.double() * scale.numerator / scale.denominator
+        exact = total.double() * scale.numerator / scale.denominator + float(plan.shift(j))
         codes = torch.round(exact if added_lsb is None else exact + added_lsb).to(torch.int64)
     return codes.clamp(*plan.code_bounds(j)) if plan.chip.adc.clip else codes
+
+
+def exact_codes(total: Tensor, plan: Plan, j: int) -> Tensor:
+    """Codes (int64, not clipped) of whole sums, decided on integers."""
+    scale = plan.scale(j)
+    if plan.shift(j):
+        return torch.div(total * scale.numerator, scale.denominator, rounding_mode="floor")
+    return round_half_even(total * scale.numerator, scale.denominator)
 
 
 def check_ranges(plan: Plan) -> None:

@@ -2,7 +2,7 @@
 
     Plan(chip, k, n, groups, ranges)      x (…, M, K) times w (K, N), `groups` of them side by side
       arrays   along K; the last one may be filled in part
-      scale    codes for each unit of a column sum: code = round_half_even(total * scale), an exact fraction
+      scale    codes for each unit of a column sum: code = round_half_even(total * scale + shift), exact fractions
       worth    what one code of a slice pair adds to the integer product sum of q_x * q_w
     Window     a convolution's kernel, stride, padding, dilation
     Draw       where random numbers come from: (seed, chip, layer, call)
@@ -74,6 +74,13 @@ class Plan:
     def scale(self, j: int) -> Fraction:
         """Codes for each unit of a column sum of weight slice j."""
         return Fraction(self.chip.adc_levels[j] - 1, self.range_of_slice[j] * (2 if self.signed else 1))
+
+    def shift(self, j: int) -> Fraction:
+        """Codes added before rounding to the nearest: 0, or of a ramp, whose counter rounds down, what makes that of it.
+
+        Column sums * scale are multiples of 1 / denominator, so that with this no value lies between two codes.
+        """
+        return Fraction(1, 2 * self.scale(j).denominator) - Fraction(1, 2) if self.chip.adc.kind == "ramp" else Fraction(0)
 
     def code_bounds(self, j: int) -> tuple[int, int]:
         """The lowest and the highest code of weight slice j; codes leave them only where the chip does not clip."""

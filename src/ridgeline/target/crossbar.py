@@ -230,7 +230,7 @@ class Adc(Spec):
     offset_lsb: Steps = _zero("LSB")
     """Spread of the offset from converter to converter, in steps."""
     kind: Literal["sar", "flash", "ramp"] = "sar"
-    """How it works; noted, nothing depends on it yet."""
+    """sar and flash give the nearest code; ramp counts until it is passed, and rounds down. Their costs are what `cost` states."""
 
 
 class CrossbarCost(Spec):

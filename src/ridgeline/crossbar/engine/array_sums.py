@@ -46,10 +46,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """Of one slice pair, in floats: code = round(sum * times / over), each code worth so much."""
+    """Of one slice pair, in floats: code = round(sum * times / over + shift), each code worth so much."""
 
     times: float
     over: float
+    shift: float
     rounds: bool
     worth: float
     share: float | None
@@ -68,7 +69,9 @@ def conversions_of(plan: Plan, packing: Packing) -> dict[tuple[int, int], Conver
         worth = plan.worth(i, j) if j >= 0 else -a_sum * plan.x.largest[i] * plan.x.weights[i] / plan.scale(0)
         divides = packing.whole and not is_power_of_two(scale.denominator)
         times, over = (scale.numerator, scale.denominator) if divides else (scale, 1)
-        found[i, j] = Conversion(float(times), float(over), noisy or scale.denominator > 1, float(worth), shares[i])
+        rounds = noisy or scale.denominator > 1
+        shift = float(plan.shift(max(j, 0))) if rounds else 0.0
+        found[i, j] = Conversion(float(times), float(over), shift, rounds, float(worth), shares[i])
     return found
 
 
@@ -207,6 +210,8 @@ class Job:
             sums.mul_(how.times)
         if how.over != 1:
             sums.div_(how.over)
+        if how.shift != 0:
+            sums.add_(how.shift)
         if where is not None and noise is not None:
             groups, arrays, n = where
             added = noise.of(i, j, self.packing.dtype)

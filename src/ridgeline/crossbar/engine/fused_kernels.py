@@ -213,16 +213,18 @@ def _level(q, SHIFT: tl.constexpr, MOST: tl.constexpr, TOP: tl.constexpr, MAGNIT
 @jit
 def _code(  # type: ignore[no-untyped-def]
     total, extra, MULTIPLY: tl.constexpr, DIVIDE: tl.constexpr, LOWEST: tl.constexpr, HIGHEST: tl.constexpr, CLIP: tl.constexpr,
-    NOISY: tl.constexpr,
+    SHIFT: tl.constexpr, NOISY: tl.constexpr,
 ):  # fmt: skip
     """Column sums (float32) → the bits of 1.5 * 2^23 + code."""
     if DIVIDE > 1.0:
         exact = tl.div_rn(total * MULTIPLY, DIVIDE)
         if NOISY:
             exact += extra
-        t = exact + 12582912.0
+        t = (exact + SHIFT) + 12582912.0
     elif NOISY:
-        t = (total * MULTIPLY + extra) + 12582912.0
+        t = (total * MULTIPLY + (extra + SHIFT)) + 12582912.0
+    elif SHIFT != 0.0:
+        t = (total * MULTIPLY + SHIFT) + 12582912.0
     else:
         t = total * MULTIPLY + 12582912.0
     if CLIP:
@@ -233,7 +235,7 @@ def _code(  # type: ignore[no-untyped-def]
 @jit
 def _reference_column(  # type: ignore[no-untyped-def]
     q, FIRST: tl.constexpr, SHIFTS: tl.constexpr, MOSTS: tl.constexpr, TOPS: tl.constexpr, REFERENCE: tl.constexpr,
-    LOWEST: tl.constexpr, HIGHEST: tl.constexpr, CLIP: tl.constexpr, SX: tl.constexpr, BM: tl.constexpr,
+    LOWEST: tl.constexpr, HIGHEST: tl.constexpr, CLIP: tl.constexpr, SX: tl.constexpr, DOWN: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """(BM,): what the column of highest cells says is to be taken off, in units of worth.
 
@@ -243,7 +245,7 @@ def _reference_column(  # type: ignore[no-untyped-def]
     for i in tl.static_range(FIRST, SX):
         level = _level(q, SHIFTS[i], MOSTS[i], TOPS[i], False).to(tl.int32)
         total = tl.sum(level, 1).to(tl.float32)
-        bits = _code(total, 0.0, REFERENCE[3 * i], REFERENCE[3 * i + 1], LOWEST[0], HIGHEST[0], CLIP, False)
+        bits = _code(total, 0.0, REFERENCE[3 * i], REFERENCE[3 * i + 1], LOWEST[0], HIGHEST[0], CLIP, DOWN[0], False)
         found += (bits - 0x4B400000).to(tl.float32) * REFERENCE[3 * i + 2]
     return found
 
@@ -255,8 +257,8 @@ def _arrays(  # type: ignore[no-untyped-def]
     FIRST: tl.constexpr, SHIFTS: tl.constexpr, MOSTS: tl.constexpr, TOPS: tl.constexpr, PACKED: tl.constexpr, MAGNITUDE: tl.constexpr,
     MULTIPLY: tl.constexpr, DIVIDE: tl.constexpr, WORTH: tl.constexpr, WORTH_SUM: tl.constexpr, LOWEST: tl.constexpr, HIGHEST: tl.constexpr,
     CLIP: tl.constexpr, COLLAPSED: tl.constexpr, WHOLE: tl.constexpr, NOISE: tl.constexpr, KEEP: tl.constexpr,
-    REFERENCE: tl.constexpr, OFFSET: tl.constexpr, SX: tl.constexpr, SW: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr,
-    R: tl.constexpr,
+    REFERENCE: tl.constexpr, OFFSET: tl.constexpr, DOWN: tl.constexpr, SX: tl.constexpr, SW: tl.constexpr, PAIRS: tl.constexpr,
+    ROWS: tl.constexpr, R: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """(BM, BN) of the product, with slices FIRST … SX - 1 of x. NOISE: 1 of the ADC, 2 of the DAC, 4 offsets of converters."""
@@ -315,7 +317,15 @@ def _arrays(  # type: ignore[no-untyped-def]
                         else:
                             extra += adc_sigma * z3
                     bits = _code(
-                        total.to(tl.float32), extra, MULTIPLY[i * SW + j], DIVIDE[i * SW + j], LOWEST[j], HIGHEST[j], CLIP, NOISE != 0
+                        total.to(tl.float32),
+                        extra,
+                        MULTIPLY[i * SW + j],
+                        DIVIDE[i * SW + j],
+                        LOWEST[j],
+                        HIGHEST[j],
+                        CLIP,
+                        DOWN[j],
+                        NOISE != 0,
                     )
                     if WHOLE:
                         added += bits * WORTH[i * SW + j]
@@ -326,7 +336,7 @@ def _arrays(  # type: ignore[no-untyped-def]
                         tl.store(codes + to, bits - 0x4B400000, mask=(m < m_all)[:, None] & (n < n_all)[None, :])
         summed = added.to(tl.float32)
         if OFFSET:
-            summed -= _reference_column(q, FIRST, SHIFTS, MOSTS, TOPS, REFERENCE, LOWEST, HIGHEST, CLIP, SX, BM)[:, None]
+            summed -= _reference_column(q, FIRST, SHIFTS, MOSTS, TOPS, REFERENCE, LOWEST, HIGHEST, CLIP, SX, DOWN, BM)[:, None]
         out += summed * x_scale[:, None] * w_scale[None, :]
     return out
 
@@ -339,8 +349,8 @@ def multiply_arrays(  # type: ignore[no-untyped-def]
     MULTIPLY: tl.constexpr, DIVIDE: tl.constexpr, WORTH: tl.constexpr, SUM_ALL: tl.constexpr, SUM_SKIPPED: tl.constexpr,
     LOWEST: tl.constexpr, HIGHEST: tl.constexpr,
     CLIP: tl.constexpr, COLLAPSED: tl.constexpr, WHOLE: tl.constexpr, NOISE: tl.constexpr, KEEP: tl.constexpr, SKIP: tl.constexpr,
-    REFERENCE: tl.constexpr, OFFSET: tl.constexpr, SX: tl.constexpr, SW: tl.constexpr, PAIRS: tl.constexpr, ROWS: tl.constexpr,
-    R: tl.constexpr,
+    REFERENCE: tl.constexpr, OFFSET: tl.constexpr, DOWN: tl.constexpr, SX: tl.constexpr, SW: tl.constexpr, PAIRS: tl.constexpr,
+    ROWS: tl.constexpr, R: tl.constexpr,
     BIAS: tl.constexpr, FLIP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
     """Grid (tiles of M x N, groups). q (groups, M, arrays, R), w (groups, slices, arrays, N', R). Tiles of N, neighbours, share q."""
@@ -361,19 +371,19 @@ def multiply_arrays(  # type: ignore[no-untyped-def]
             found = _arrays(
                 q_in, x_step, w_in, w_step, offsets, codes, m, n, m_all, n_all, channels, layer, call, seed, chip, adc_sigma, dac_sigma,
                 k_all, k_first, n_first, arrays, n_padded, 0, SHIFTS, MOSTS, TOPS, PACKED, MAGNITUDE, MULTIPLY, DIVIDE, WORTH,
-                SUM_ALL, LOWEST, HIGHEST, CLIP, COLLAPSED, WHOLE, NOISE, KEEP, REFERENCE, OFFSET, SX, SW, PAIRS, ROWS, R, BM, BN,
+                SUM_ALL, LOWEST, HIGHEST, CLIP, COLLAPSED, WHOLE, NOISE, KEEP, REFERENCE, OFFSET, DOWN, SX, SW, PAIRS, ROWS, R, BM, BN,
             )  # fmt: skip
         else:
             found = _arrays(
                 q_in, x_step, w_in, w_step, offsets, codes, m, n, m_all, n_all, channels, layer, call, seed, chip, adc_sigma, dac_sigma,
                 k_all, k_first, n_first, arrays, n_padded, 1, SHIFTS, MOSTS, TOPS, PACKED, MAGNITUDE, MULTIPLY, DIVIDE, WORTH,
-                SUM_SKIPPED, LOWEST, HIGHEST, CLIP, COLLAPSED, WHOLE, NOISE, KEEP, REFERENCE, OFFSET, SX, SW, PAIRS, ROWS, R, BM, BN,
+                SUM_SKIPPED, LOWEST, HIGHEST, CLIP, COLLAPSED, WHOLE, NOISE, KEEP, REFERENCE, OFFSET, DOWN, SX, SW, PAIRS, ROWS, R, BM, BN,
             )  # fmt: skip
     else:
         found = _arrays(
             q_in, x_step, w_in, w_step, offsets, codes, m, n, m_all, n_all, channels, layer, call, seed, chip, adc_sigma, dac_sigma,
             k_all, k_first, n_first, arrays, n_padded, 0, SHIFTS, MOSTS, TOPS, PACKED, MAGNITUDE, MULTIPLY, DIVIDE, WORTH,
-            SUM_ALL, LOWEST, HIGHEST, CLIP, COLLAPSED, WHOLE, NOISE, KEEP, REFERENCE, OFFSET, SX, SW, PAIRS, ROWS, R, BM, BN,
+            SUM_ALL, LOWEST, HIGHEST, CLIP, COLLAPSED, WHOLE, NOISE, KEEP, REFERENCE, OFFSET, DOWN, SX, SW, PAIRS, ROWS, R, BM, BN,
         )  # fmt: skip
     channel = group * n_all + n
     if BIAS:

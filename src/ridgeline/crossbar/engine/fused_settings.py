@@ -169,8 +169,8 @@ def fits_float32(plan: Plan) -> bool:
     for bound, unit in zip(column_bounds(plan, units), units, strict=True):
         for j in range(len(plan.w.widths)):
             scale = plan.scale(j) * max(unit, 1)
-            exact = is_power_of_two(scale.denominator)
-            if bound * scale.numerator >= (EXACT if exact else EXACT // 2) or bound * scale >= MOST_CODE:
+            room = EXACT // 4 if plan.shift(j) else EXACT if is_power_of_two(scale.denominator) else EXACT // 2
+            if bound * scale.numerator >= room or bound * scale >= MOST_CODE:
                 return False
     return True
 

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from ...core.errors import MeasureError, OptionError, RidgelineError
 from .. import noise
-from ..adc import check_ranges, numbers_of_conversion, round_half_even
+from ..adc import check_ranges, exact_codes, numbers_of_conversion
 from ..cells import Cells
 from ..plan import Draw, Plan, Window
 from ..tiling import plan as tile
@@ -133,8 +133,7 @@ class NativeEngine:
         packed = None if levels is None else _pack(plan, levels)
         unit = 1 / ((chip.dac.levels - 1) * (chip.cell.levels - 1) * plan.scale(0))
         whole = steady and cells.exact and not _draws(plan)  # else sums are no whole numbers, and there is nothing to look up
-        scales, bounds = zip(*((plan.scale(j), plan.code_bounds(j)) for j in range(len(plan.w.widths))), strict=True)
-        table = _table(plan.full, scales, bounds if chip.adc.clip else ()) if whole else None
+        table = _table(plan) if whole else None
         factors, dac = _dac(plan)
         sliced = Form(packed, _step(cells, unit), dac, table, bytes(_template(plan, factors)))
         return Prepared(
@@ -190,6 +189,8 @@ def _unable(plan: Plan) -> str | None:
     block = tile((2, plan.k), (operands.x_tile_rows, plan.rows), operands.x_granularity).block
     if block[0] != 1:
         return f"native scales x row by row, and here {operands.x_granularity} share a scale"
+    if chip.adc.kind == "ramp" and not chip.ideal:
+        return "native reads a ramp ADC from a table, which has whole sums only"
     highest = max(float(plan.full * plan.scale(j)) for j in range(len(plan.w.widths)))
     disturbed = 1 + MOST_SIGMAS * chip.dac.noise_sigma.value
     added = MOST_SIGMAS * (chip.adc.noise_lsb.value + chip.adc.offset_lsb.value)
@@ -301,17 +302,18 @@ def _length(size: tuple[int, ...]) -> int:
 
 
 @lru_cache(maxsize=64)
-def _table(full: int, scales: tuple[Fraction, ...], bounds: tuple[tuple[int, int], ...]) -> Tensor | None:
-    """Codes of every sum from -full to full, for each slice of w: (slices, 2 * full + 1); None where float32 finds them all."""
-    sums, found, right = torch.arange(-full, full + 1), {}, True
-    for scale in set(scales):
-        found[scale] = round_half_even(sums * scale.numerator, scale.denominator).to(torch.int32)
-        right = right and not _compiled().wrong_conversions(found[scale].data_ptr(), full, float(scale))
+def _table(plan: Plan) -> Tensor | None:
+    """Codes of every sum from -full to full, for each slice of w: (slices, 2 * full + 1); None where rounding float32 finds them all."""
+    full, found, right = plan.full, [], True
+    sums = torch.arange(-full, full + 1)
+    for j in range(len(plan.w.widths)):
+        found.append(exact_codes(sums, plan, j).to(torch.int32))
+        right = right and not plan.shift(j) and not _compiled().wrong_conversions(found[j].data_ptr(), full, float(plan.scale(j)))
     if right:
         return None
-    lowest, highest = (zip(*bounds, strict=True)) if bounds else ((-MOST_SUM,), (MOST_SUM,))
-    codes = torch.stack([found[scale] for scale in scales])
-    return codes.clamp(torch.tensor(lowest)[:, None], torch.tensor(highest)[:, None]).to(torch.float32)
+    bounds = [plan.code_bounds(j) if plan.chip.adc.clip else (-MOST_SUM, MOST_SUM) for j in range(len(found))]
+    lowest, highest = torch.tensor(bounds).T[..., None]
+    return torch.stack(found).clamp(lowest, highest).to(torch.float32)
 
 
 def _dac(plan: Plan) -> tuple[list[int], Tensor]:

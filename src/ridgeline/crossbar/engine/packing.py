@@ -97,7 +97,8 @@ def _converts(plan: Plan, units: tuple[int, ...], bounds: tuple[int, ...], limit
     for bound, unit in zip(bounds, units, strict=True):
         for j in range(len(plan.w.widths)):
             scale = plan.scale(j) * max(unit, 1)
-            if bound * scale.numerator >= (limit if is_power_of_two(scale.denominator) else limit // 2):
+            room = limit // 4 if plan.shift(j) else limit if is_power_of_two(scale.denominator) else limit // 2
+            if bound * scale.numerator >= room:
                 return False
     return True
 

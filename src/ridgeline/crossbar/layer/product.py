@@ -96,7 +96,9 @@ class CrossbarProduct(nn.Module):
         """Of this weight (groups * N, …); the ranges must have been calibrated where the chip asks for it."""
         if self.chip.adc.range == "calibrated" and not self.ranges and self.watch is None:
             raise OptionError(
-                'adc.range = "calibrated" and no ranges', why="the ADC's range comes from data", do="calibrate_crossbar(model, batches) first"
+                'adc.range = "calibrated" and no ranges',
+                why="the ADC's range comes from data",
+                do="calibrate_crossbar(model, batches) first",
             )
         return Plan(self.chip, weight[0].numel(), weight.shape[0] // groups, groups, self.ranges)
 
