@@ -208,17 +208,17 @@ def test_cpu_and_accuracy_tables() -> None:
     row = {"engine": "native", "threads": 2, "median_s": 0.25, "times_digital": 5.04, "peak_above_model_bytes": 1 << 20,
            "cell_bytes": 2 << 20, "memory_times_digital": 0.756}  # fmt: skip
     assert cpu_table([row]).splitlines()[3] == "| native | 2 | 250 | 5.0x | at most 12x | 1.0 | 0.76x | at most 2x | 2.0 |"
-    chips = {"mean": 0.9, "std": 0.011, "worst": 0.88, "accuracy_of_chip": [0.88, 0.92]}
+    chips = {"mean": 0.9, "std": 0.011, "worst": 0.88, "accuracy_of_chip": [0.88, 0.92], "images": None}
     model = {
         "model": "resnet20",
-        "digital": {"accuracy": 0.9173},
+        "digital": {"accuracy": 0.9173, "images": 10000},
         "perfect": {"accuracy": 0.915},
         "points_lost_perfect": 0.23,
         "before": chips,
     }
     line = accuracy_table([model | {"after": chips, "share_won_back_by_training": 0.62}]).splitlines()[3]
     said = "90.00% ± 1.10, worst 88.00%"
-    assert line == f"| resnet20 | 91.73% | 91.50% | 0.23 | 2 | {said} | - | {said} | 62% |"
+    assert line == f"| resnet20 | 10,000 | 91.73% | 91.50% | 0.23 | 2 x 10,000 | {said} | - | {said} | 62% |"
 
 
 def test_readme_states_what_was_measured() -> None:

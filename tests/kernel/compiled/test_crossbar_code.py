@@ -39,8 +39,8 @@ def product_code(dot: str, tile: Tile) -> Code:
         "MULTIPLY": settings_module.multiply_of(made, DOTS[dot], True), "DIVIDE": made.divide, "WORTH": made.worth,
         "SUM_ALL": settings_module.start_of(made, slices, slices, 0), "SUM_SKIPPED": settings_module.start_of(made, slices, slices, 1),
         "LOWEST": made.lowest, "HIGHEST": made.highest, "CLIP": False, "COLLAPSED": False, "WHOLE": made.whole, "NOISE": 0, "KEEP": False,
-        "SKIP": True, "REFERENCE": (), "OFFSET": False, "DOWN": (0.0,) * slices, "SX": slices, "SW": slices, "PAIRS": 4, "ROWS": 64, "R": 64, "BIAS": True,
-        "FLIP": True, "BM": tile.rows, "BN": tile.columns,
+        "SKIP": True, "REFERENCE": (), "OFFSET": False, "DOWN": (0.0,) * slices, "SX": slices, "SW": slices, "PAIRS": 4, "ROWS": 64,
+        "R": 64, "BIAS": True, "FLIP": True, "BM": tile.rows, "BN": tile.columns,
     }  # fmt: skip
     aligned = (*(name for name, kind in signature.items() if kind.startswith("*")), "m_all", "n_all", "n_padded", "so_image", "so_channel")
     return compiled(multiply_arrays, signature, constants, num_warps=tile.warps, num_stages=tile.stages, aligned=aligned)

@@ -233,6 +233,35 @@ def _code(  # type: ignore[no-untyped-def]
 
 
 @jit
+def _signal(  # type: ignore[no-untyped-def]
+    q, w, SHIFT: tl.constexpr, MOST: tl.constexpr, TOP: tl.constexpr, PACKED: tl.constexpr, MAGNITUDE: tl.constexpr,
+    COLLAPSED: tl.constexpr,
+):  # fmt: skip
+    """What drives the rows: levels of one slice of q in the type of the cells; of a collapsed product q itself."""
+    if COLLAPSED:
+        x = q.to(w.dtype)
+    elif PACKED:  # whole numbers are subnormals of a float: n * 2^-9 of float8, n * 2^-24 of float16
+        x = _digits(q, SHIFT, MOST, 2 if w.dtype == tl.float16 else 4)
+        if w.dtype != tl.int8:
+            x = x.to(w.dtype, bitcast=True)
+    else:
+        x = _level(q, SHIFT, MOST, TOP, MAGNITUDE).to(w.dtype)
+    return x
+
+
+@jit
+def _dot(x, w):  # type: ignore[no-untyped-def]
+    """Column sums of an array: exact for whole numbers in every type."""
+    if w.dtype == tl.int8:
+        total = tl.dot(x, w, out_dtype=tl.int32)
+    elif w.dtype == tl.float8e4nv:
+        total = tl.dot(x, w, out_dtype=tl.float32)
+    else:
+        total = tl.dot(x, w, out_dtype=tl.float32, input_precision="ieee")
+    return total
+
+
+@jit
 def _reference_column(  # type: ignore[no-untyped-def]
     q, FIRST: tl.constexpr, SHIFTS: tl.constexpr, MOSTS: tl.constexpr, TOPS: tl.constexpr, REFERENCE: tl.constexpr,
     LOWEST: tl.constexpr, HIGHEST: tl.constexpr, CLIP: tl.constexpr, SX: tl.constexpr, DOWN: tl.constexpr, BM: tl.constexpr,
@@ -281,23 +310,11 @@ def _arrays(  # type: ignore[no-untyped-def]
         for j in tl.static_range(SW):
             w = tl.load(w_at + (j * arrays + a) * (n_padded * R))
             for i in tl.static_range(FIRST, SX):
-                if COLLAPSED:
-                    x = q.to(w.dtype)
-                elif PACKED:  # whole numbers are subnormals of a float: n * 2^-9 of float8, n * 2^-24 of float16
-                    x = _digits(q, SHIFTS[i], MOSTS[i], 2 if w.dtype == tl.float16 else 4)
-                    if w.dtype != tl.int8:
-                        x = x.to(w.dtype, bitcast=True)
-                else:
-                    x = _level(q, SHIFTS[i], MOSTS[i], TOPS[i], MAGNITUDE).to(w.dtype)
+                x = _signal(q, w, SHIFTS[i], MOSTS[i], TOPS[i], PACKED, MAGNITUDE, COLLAPSED)
                 if NOISE & 2:
                     index = (safe.to(tl.int64)[:, None] * k_all + k_first + a * ROWS + row[None, :]) * SX + i
                     x = (x.to(tl.float32) * (1.0 + dac_sigma * normal(index, layer * 16 + 2, call, seed, chip))).to(w.dtype)
-                if w.dtype == tl.int8:
-                    total = tl.dot(x, w, out_dtype=tl.int32)
-                elif w.dtype == tl.float8e4nv:
-                    total = tl.dot(x, w, out_dtype=tl.float32)
-                else:
-                    total = tl.dot(x, w, out_dtype=tl.float32, input_precision="ieee")
+                total = _dot(x, w)
                 if COLLAPSED:
                     added += total.to(tl.int32)
                 else:
