@@ -1,10 +1,11 @@
 """Tests that run in processes of their own, in the background of the others.
 
-pytest ──collected──> numerics (TRITON_INTERPRET=1), compiled (=0), compress (tests/train, tests/transform) ──> test_interpreted.py
+pytest ──collected──> numerics (TRITON_INTERPRET=1), compiled (=0), compress (tests/train, transform, crossbar) ──> test_interpreted.py
 
 Numeric tests run the Triton kernels: on a GPU where there is one, interpreted with TRITON_INTERPRET=1, and not at all otherwise. Triton
-reads the variable when a kernel is defined, so one process cannot do both. Training and compression have a process of their own to use the
-second core. All start when collecting is done and give way to the tests in front (nice); test_interpreted.py, put last, waits and judges.
+reads the variable when a kernel is defined, so one process cannot do both. Training, compression and crossbars have a process of their
+own to use the second core. All start when collecting is done and give way to the tests in front (nice); test_interpreted.py, put last,
+waits and judges.
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ import pytest
 from tests.support import ROOT
 
 NUMERICS, COMPILED, COMPRESS = "numerics", "compiled", "compress"
-FOLDERS = {NUMERICS: ["tests/kernel/numerics"], COMPILED: ["tests/kernel/compiled"], COMPRESS: ["tests/train", "tests/transform"]}
+FOLDERS = {
+    NUMERICS: ["tests/kernel/numerics"],
+    COMPILED: ["tests/kernel/compiled"],
+    COMPRESS: ["tests/train", "tests/transform", "tests/crossbar"],
+}
 JUDGE = "test_interpreted.py"
 
 

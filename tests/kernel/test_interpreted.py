@@ -1,4 +1,4 @@
-"""What ran in the background: numeric tests by Triton's interpreter, machine-code tests by its compiler, training and compression.
+"""What ran in the background: numeric tests by Triton's interpreter, machine-code tests by its compiler, training, compression, crossbars.
 
 See conftest.py. A folder named on the command line runs in front as usual.
 """

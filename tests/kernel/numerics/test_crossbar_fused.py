@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ridgeline.core.errors import OptionError
 from ridgeline.crossbar import noise
 from ridgeline.crossbar.cells import program
 from ridgeline.crossbar.engine.blocked import BlockedEngine
@@ -58,7 +59,7 @@ def test_codes_are_the_oracles(part: int, device: str) -> None:
     """All 500 on a GPU and with RIDGELINE_FULL=1; interpreted, a tenth."""
     each = (CONFIGURATIONS if device == "cuda" else full_or_tenth(CONFIGURATIONS)) // 10
     for number, case in enumerate(configurations()[part * each : (part + 1) * each]):
-        wrong, excess = difference(FusedEngine(), moved(case, device))
+        wrong, excess = difference(Both(), moved(case, device))
         assert wrong == 0, (number, wrong, case.plan)
         assert excess <= 1, (number, excess, case.plan)
 
@@ -69,6 +70,19 @@ def test_configurations_are_of_every_kind(device: str) -> None:
     assert {plan.chip.operands.format for plan in plans} == {"int", "bfp"}
     assert any(plan.ranges and plan.chip.adc.clip for plan in plans) and any(plan.arrays > 2 for plan in plans)
     assert sum(plan.chip.operands.x_granularity == "per-matrix" for plan in plans) > 20
+
+
+class Both(FusedEngine):
+    """Products as they are prepared, and codes of the same with its slices apart: a collapsed product has none."""
+
+    def prepare(self, plan: Plan, cells: Any, collapse: bool = True) -> Any:
+        return super().prepare(plan, cells), super().prepare(plan, cells, collapse=False)
+
+    def product(self, x: Tensor, plan: Plan, prepared: Any, draw: Draw, bias: Tensor | None = None) -> Tensor:
+        return super().product(x, plan, prepared[0], draw, bias)
+
+    def codes(self, x: Tensor, plan: Plan, prepared: Any, draw: Draw) -> Tensor:
+        return super().codes(x, plan, prepared[1], draw)
 
 
 def random_product(on: Any, device: str, k: int = 70, n: int = 20) -> tuple[Plan, Tensor, Any]:
@@ -158,6 +172,13 @@ def test_values_next_to_half_a_step(number_format: str, device: str) -> None:
     assert bool(torch.isfinite(step).all())
 
 
+def test_an_input_too_large_to_count_is_refused(device: str) -> None:
+    plan, x, cells = random_product(chip(), device)
+    far, engine = torch.empty_strided((2, 70, 1, 9), (1 << 31, 1, 1, 1), device="meta"), FusedEngine()
+    with pytest.raises(OptionError, match="32 bits"):
+        engine._run(far, Window((1, 1), (1, 1), (0, 0), (1, 1)), plan, engine.prepare(plan, cells), DRAW, x, (1, 1, 1))
+
+
 def test_what_is_not_finite_gives_nan(device: str) -> None:
     plan, x, cells = random_product(chip(), device)
     x[0, 3, 5] = float("nan")
@@ -166,7 +187,7 @@ def test_what_is_not_finite_gives_nan(device: str) -> None:
     assert bool(out[0, 3].isnan().all()) and not bool(out[1].isnan().any())
 
 
-class OneTooHigh(FusedEngine):
+class OneTooHigh(Both):
     """A planted error."""
 
     def codes(self, x: Tensor, plan: Plan, prepared: Any, draw: Draw) -> Tensor:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.errors import OptionError
 from ...kernel.jit import HAVE_TRITON, INTERPRETED, cdiv, launch
 from .. import noise
 from ..adc import check_ranges
@@ -50,6 +51,7 @@ from .fused_settings import (
 )
 from .packing import collapsed_weights
 
+MOST_ELEMENTS = (1 << 31) - (1 << 24)  # a patch at the border begins before its image
 ONE_TAP = Window((1, 1), (1, 1), (0, 0), (1, 1))
 
 
@@ -59,7 +61,7 @@ class Prepared:
 
     settings: Settings
     levels: Tensor
-    """(groups, slices, arrays, N', R), int8 or float16; where reads vary: where each call writes them."""
+    """(groups, slices, arrays, N', R), float8, int8 or float16; where reads vary: where each call writes them."""
     step: Tensor
     """float32 (groups, arrays, N'), the unit of worth folded in."""
     planes: Tensor | None
@@ -67,8 +69,6 @@ class Prepared:
     sigmas: Tensor | None
     negative: Tensor
     """int32: whether the last input had a negative value."""
-    apart: Prepared | None = None
-    """Of a collapsed product: the same with its slices apart, which alone has codes."""
     offsets: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
     tables: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
@@ -121,8 +121,7 @@ class FusedEngine:
         if dtype == torch.float8_e4m3fn:  # whole numbers up to 7 are its subnormals
             levels = levels.view(torch.int8)
         levels[:, :, : plan.n, : shaped.shape[3]] = shaped.to(levels.dtype)
-        apart = self.prepare(plan, cells, False) if settings.collapsed else None
-        return Prepared(settings, levels.view(dtype), step, None, None, negative, apart)
+        return Prepared(settings, levels.view(dtype), step, None, None, negative)
 
     def product(self, x: Tensor, plan: Plan, prepared: Prepared, draw: Draw, bias: Tensor | None = None) -> Tensor:
         out = torch.empty((x.shape[0], x.shape[1], plan.n), dtype=torch.float32, device=x.device)
@@ -146,8 +145,7 @@ class FusedEngine:
         shape = (plan.arrays, len(plan.x.widths), len(plan.w.widths), x.shape[0] * x.shape[1], plan.n)
         kept = torch.zeros(shape, dtype=torch.int32, device=x.device)
         image = x.to(torch.float32).transpose(1, 2).unsqueeze(2)
-        state = prepared.apart or prepared
-        self._run(image, ONE_TAP, plan, state, draw, out, (out.stride(0), out.stride(2), out.stride(1)), kept)
+        self._run(image, ONE_TAP, plan, prepared, draw, out, (out.stride(0), out.stride(2), out.stride(1)), kept)
         codes: Tensor = kept.unflatten(3, (x.shape[0], x.shape[1])).movedim(3, 0)
         return codes
 
@@ -185,6 +183,10 @@ class FusedEngine:
         """x (B, groups * C, H, W) → out, addressed by (image, channel, position)."""
         if not out.numel():
             return
+        if 1 + sum((length - 1) * stride for length, stride in zip(x.shape, x.stride(), strict=True)) > MOST_ELEMENTS:
+            raise OptionError(
+                f"an input of {x.numel():,} elements", why="the kernel counts them in 32 bits", do="give fewer images at once"
+            )
         size = window.output_size((x.shape[2], x.shape[3]))
         length, m = math.prod(size), x.shape[0] * math.prod(size)
         q, step = quantised(x, window, size, m, plan, prepared, self.patch_tile)
