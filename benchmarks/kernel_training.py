@@ -1,5 +1,5 @@
 """Training with our kernels against plain torch: a Llama-style model of 12 layers, 768 wide, on the bytes of a text, in bfloat16
-with float32 masters of the weights.
+with float32 masters of the weights and gradients clipped to a norm of 1.
 
 python benchmarks/kernel_training.py --text tinyshakespeare.txt   two minutes on a GPU; writes results/kernel-training-<machine>.json
 
