@@ -211,7 +211,7 @@ class FusedEngine:
             DIVIDE=settings.divide, WORTH=settings.worth, SUM_ALL=sums[0], SUM_SKIPPED=sums[1], LOWEST=settings.lowest,
             HIGHEST=settings.highest, CLIP=chip.adc.clip, COLLAPSED=settings.collapsed, WHOLE=settings.whole, NOISE=noisy,
             KEEP=kept is not None, REFERENCE=settings.reference, OFFSET=bool(settings.reference),
-            DOWN=tuple(float(plan.shift(j)) for j in range(len(plan.w.widths))), SKIP=skip, SX=sx, SW=sw,
+            DOWN=settings.down, SKIP=skip, SX=sx, SW=sw,
             PAIRS=cdiv(sx * sw, 4), ROWS=plan.rows, R=rows_padded(plan),
             BIAS=bias is not None, FLIP=strides[2] == 1, BM=bm, BN=bn, num_warps=tile.warps, num_stages=tile.stages, **tile.registers,
         )  # fmt: skip

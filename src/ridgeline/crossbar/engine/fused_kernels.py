@@ -160,7 +160,10 @@ def quantise_patches(  # type: ignore[no-untyped-def]
 
 @jit
 def _digits(q, SHIFT: tl.constexpr, MOST: tl.constexpr, PACK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """(q >> SHIFT) & MOST of the PACK integers in a register; what crosses from one to the next is masked out."""
+    """(q >> SHIFT) & MOST of the PACK integers in a register; what crosses from one to the next is masked out.
+
+    Assembly must be a literal (no string can be built here, and older Tritons take none as a constant), so there is a line for each shift.
+    """
     most = tl.full(q.shape, MOST, q.dtype)
     if SHIFT == 0:
         digits = tl.inline_asm_elementwise("and.b32 $0, $1, $2;", "=&r,r,r", [q, most], dtype=q.dtype, is_pure=True, pack=PACK)

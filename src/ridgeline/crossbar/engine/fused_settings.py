@@ -74,6 +74,8 @@ class Settings:
     collapsed: bool
     reference: tuple[float, ...]
     """With an offset column, of each slice of x: multiplier and divisor of its sum of levels, and what its code is worth."""
+    down: tuple[float, ...]
+    """Of each slice of w: codes added before rounding, so that a ramp rounds down."""
 
 
 def rows_padded(plan: Plan) -> int:
@@ -119,6 +121,7 @@ def settings_of(plan: Plan, whole: bool, collapse: bool = True) -> Settings:
     return Settings(
         plan.x.shifts, plan.x.largest, tops, multiply, divide, tuple(integers) if fits else tuple(float(worth / unit) for worth in worths),
         float(unit), fits, tuple(map(float, lowest)), tuple(map(float, highest)), collapsed, _reference(plan, units, unit),
+        tuple(float(plan.shift(j)) for j in range(sw)),
     )  # fmt: skip
 
 
@@ -180,6 +183,7 @@ def skips_sign(plan: Plan) -> bool:
     return plan.x.kind == "twos" and not plan.chip.adc.noise_lsb.value and not plan.chip.adc.offset_lsb.value
 
 
+@lru_cache(maxsize=4096)
 def start_of(settings: Settings, sx: int, sw: int, first: int) -> int:
     """What a shift-add starts from, so that the bits of 1.5 * 2^23 in every code cancel, in int32 that wraps around."""
     total: int = -MAGIC_BITS * sum(settings.worth[i * sw + j] for i in range(first, sx) for j in range(sw))
