@@ -31,7 +31,8 @@ LAYERS = {  # name: (channels, columns, size, kernel, stride, padding, how often
     "layer2": (128, 128, 28, 3, 1, 1, 3), "layer3": (256, 256, 14, 3, 1, 1, 3), "layer4": (512, 512, 7, 3, 1, 1, 3),
 }  # fmt: skip
 TILES = [Tile(64, 32, 4, 2), Tile(64, 32, 4, 3), Tile(64, 32, 4, 2, 128), Tile(64, 32, 4, 3, 128), Tile(64, 32, 4, 3, 168),
-         Tile(64, 64, 4, 2), Tile(64, 64, 4, 3), Tile(64, 64, 8, 2, 128), Tile(64, 64, 8, 3, 128), Tile(128, 32, 4, 2)]  # fmt: skip
+         Tile(64, 64, 4, 2), Tile(64, 64, 4, 3), Tile(64, 64, 8, 2, 128), Tile(64, 64, 8, 3, 128), Tile(128, 32, 4, 2),
+         Tile(128, 32, 8, 2), Tile(128, 64, 8, 2), Tile(128, 64, 8, 3)]  # fmt: skip
 
 PATCH_TILES = [
     PatchTile(32, 1),

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 from ridgeline.crossbar.cells import program  # noqa: E402
 from ridgeline.crossbar.engine.blocked import BlockedEngine  # noqa: E402
 from ridgeline.crossbar.engine.fused import FusedEngine  # noqa: E402
-from ridgeline.crossbar.layer.convert import set_engine, to_crossbar  # noqa: E402
+from ridgeline.crossbar.layer.convert import set_chip, set_engine, to_crossbar  # noqa: E402
 from ridgeline.crossbar.layer.layers import products, set_call  # noqa: E402
 from ridgeline.crossbar.plan import Draw, Plan  # noqa: E402
 from tests.crossbar.support import chip  # noqa: E402
@@ -45,16 +45,22 @@ def network() -> torch.nn.Module:
 
 @pytest.mark.parametrize("changes", [{}, {"cell_read_sigma": 0.05}, {"cell_write_sigma": 0.05, "adc_noise_lsb": 0.5, "adc_levels": 256}])
 def test_a_chip_is_the_same_on_cpu_and_gpu(changes: dict[str, float]) -> None:
+    """Float16 levels move some sums over half a step; another chip and call move far more."""
+    torch.manual_seed(1)
     x = torch.rand(4, 3, 16, 16)
     analog = to_crossbar(network(), chip(**changes), seed=7)
-    set_call(analog, 0)
     with torch.inference_mode():
+        set_chip(analog, 1)
+        set_call(analog, 1)
+        other = analog(x)
+        set_chip(analog, 0)
+        set_call(analog, 0)
         on_cpu = analog(x)
         found = analog.cuda()(x.cuda()).cpu()
+        digital = network()(x)
     assert {product.report()["engine"] for product in products(analog).values()} == {"fused"}
-    digital = network()(x)
-    error, noise = float((found - on_cpu).norm()), float((on_cpu - digital).norm())
-    assert error <= (0.1 if changes else 1e-3) * noise
+    error = float((found - on_cpu).norm())
+    assert error <= (0.25 * float((other - on_cpu).norm()) if changes else 1e-3 * float((on_cpu - digital).norm()))
 
 
 def test_a_pass_is_one_graph() -> None:

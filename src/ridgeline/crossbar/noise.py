@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from ..core.errors import OptionError
+from ..kernel.jit import HAVE_TRITON, cdiv, launch
 from .plan import Draw
 
 ROUNDS = 10
@@ -150,6 +151,8 @@ def _two_normals(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 def _philox(index: Tensor, draw: Draw, kind: Kind) -> list[Tensor]:
     """int64 (n,) → the four words, int64 (n,) each. A product of two 32-bit words wraps in int64, but its bits are right."""
     stream, call = stream_of(draw, kind)
+    if index.is_cuda and HAVE_TRITON:
+        return _philox_on_gpu(index.contiguous(), stream, call, draw)
     key = [draw.seed, draw.chip]
     c = [index & LOW_WORD, (index >> 32) & LOW_WORD, torch.full_like(index, stream), torch.full_like(index, call)]
     for _ in range(ROUNDS):
@@ -159,6 +162,16 @@ def _philox(index: Tensor, draw: Draw, kind: Kind) -> list[Tensor]:
         c = [first, right.bitwise_and_(LOW_WORD), third, left.bitwise_and_(LOW_WORD)]
         key = [(word + step) & LOW_WORD for word, step in zip(key, KEY_STEPS, strict=True)]
     return c
+
+
+def _philox_on_gpu(index: Tensor, stream: int, call: int, draw: Draw) -> list[Tensor]:
+    from .engine.fused_noise import draw_words
+
+    count = index.numel()
+    out = torch.empty((4, count), dtype=torch.int64, device=index.device)
+    if count:
+        launch(draw_words, (cdiv(count, 512),), index, out, count, stream, call, draw.seed, draw.chip, BLOCK=512)
+    return list(out.unbind())
 
 
 def stream_of(draw: Draw, kind: Kind) -> tuple[int, int]:

@@ -111,6 +111,13 @@ def test_normals_are_those_of_the_counters(device: str) -> None:
     assert float((out - other).abs().max()) > 1  # another call is another draw
 
 
+def test_words_are_those_of_the_counters(device: str) -> None:
+    index = torch.cat([torch.arange(700), torch.tensor([(1 << 32) - 1, 1 << 32, (1 << 40) + 3])]).to(device)
+    draw = replace(CALL, seed=(1 << 32) - 1, chip=1 << 31)
+    expected = torch.stack(noise._philox(index.cpu(), draw, noise.Kind.READ))
+    assert torch.equal(torch.stack(noise._philox_on_gpu(index, *noise.stream_of(draw, noise.Kind.READ), draw)).cpu(), expected)
+
+
 @pytest.mark.parametrize("sign", ["slice", "differential"])
 def test_reads_vary_as_the_cells_say(sign: str, device: str) -> None:
     slices = [2, 2, 2] if sign == "differential" else [1, 1, 2, 2]

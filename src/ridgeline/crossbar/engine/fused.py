@@ -42,6 +42,7 @@ from .fused_settings import (
     fits_float32,
     multiply_of,
     packed_of,
+    patch_tile_of,
     rows_padded,
     settings_of,
     skips_sign,
@@ -80,7 +81,7 @@ class FusedEngine:
     adds_bias = True
 
     def __init__(self, dot: str | None = None, tile: Tile | None = None, patch_tile: PatchTile | None = None) -> None:
-        self.dot, self.tile, self.patch_tile = dot, tile, patch_tile or PatchTile()
+        self.dot, self.tile, self.patch_tile = dot, tile, patch_tile
 
     def unable(self, plan: Plan, device: str) -> str | None:
         operands, chip = plan.chip.operands, plan.chip
@@ -189,7 +190,7 @@ class FusedEngine:
             )
         size = window.output_size((x.shape[2], x.shape[3]))
         length, m = math.prod(size), x.shape[0] * math.prod(size)
-        q, step = quantised(x, window, size, m, plan, prepared, self.patch_tile)
+        q, step = quantised(x, window, size, m, plan, prepared, self.patch_tile or patch_tile_of(plan))
         if prepared.planes is not None:
             _read(plan, prepared, draw)
         settings, chip = prepared.settings, plan.chip
@@ -291,7 +292,8 @@ def _read(plan: Plan, prepared: Prepared, draw: Draw) -> None:
     launch(
         read_cells, (cdiv(count, 1024),), planes, sigmas, prepared.levels, count, plan.k, plan.n, low_level(plan), float(len(sigmas) - 1),
         draw.layer * noise.KINDS_A_LAYER + noise.Kind.READ.value, draw.call, draw.seed, draw.chip,
-        ROWS=plan.rows, R=rows_padded(plan), ARRAYS=plan.arrays, N_PADDED=columns_padded(plan), PAIR=plan.signed, BLOCK=1024,
+        ALIGNED=count % 4 == 0, ROWS=plan.rows, R=rows_padded(plan), ARRAYS=plan.arrays, N_PADDED=columns_padded(plan), PAIR=plan.signed,
+        BLOCK=1024,
     )  # fmt: skip
 
 

@@ -34,22 +34,35 @@ def _patch(x, at_m, mask, from_table):  # type: ignore[no-untyped-def]
 
 
 @jit
+def _exponent(largest):  # type: ignore[no-untyped-def]
+    """floor(log2(largest + 1e-10)), int32."""
+    return ((largest.to(tl.float64) + 1e-10).to(tl.int64, bitcast=True) >> 52).to(tl.int32) - 1023
+
+
+@jit
+def _power_of_two(exponent):  # type: ignore[no-untyped-def]
+    """float32, exponents from -127 on; of -127 it is a subnormal."""
+    return tl.where(exponent == -127, 1 << 22, (exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@jit
 def _step(largest, LARGEST: tl.constexpr, BFP: tl.constexpr, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
     """The value of q = 1; nan where the block held one."""
     if BFP:
-        exponent = ((largest.to(tl.float64) + 1e-10).to(tl.int64, bitcast=True) >> 52) - 1023
-        step = ((exponent + (2 - SPAN + 1023)) << 52).to(tl.float64, bitcast=True).to(tl.float32)
-        return tl.where(largest == largest, step, largest)
-    return (largest.to(tl.float64) / LARGEST).to(tl.float32)
+        step = tl.where(largest == largest, _power_of_two(_exponent(largest) + 2 - SPAN), largest)
+    else:
+        step = (largest.to(tl.float64) / LARGEST).to(tl.float32)
+    return step
 
 
 @jit
 def _factor(largest, LARGEST: tl.constexpr, BFP: tl.constexpr, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
     """What a value is multiplied by to get q, near enough: see _rounded."""
     if BFP:
-        exponent = ((largest.to(tl.float64) + 1e-10).to(tl.int64, bitcast=True) >> 52) - 1023
-        return ((SPAN - 2 + 1023 - exponent) << 52).to(tl.float64, bitcast=True).to(tl.float32)
-    return LARGEST / tl.where(largest > 0.0, largest, 1.0)
+        factor = _power_of_two(SPAN - 2 - _exponent(largest))
+    else:
+        factor = LARGEST / tl.where(largest > 0.0, largest, 1.0)
+    return factor
 
 
 @jit
@@ -64,10 +77,13 @@ def _rounded(v, factor, LARGEST: tl.constexpr, LOWEST: tl.constexpr, BFP: tl.con
 
 @jit
 def _exactly(v, largest, LARGEST: tl.constexpr):  # type: ignore[no-untyped-def]
-    """1.5 * 2^23 + q as float64 decides it."""
+    """1.5 * 2^23 + q as float64 decides it. Nothing is added to the product: the compiler would fuse the two and skip its rounding."""
     divisor = tl.where(largest > 0.0, largest, 1.0).to(tl.float64)
     wide = v.to(tl.float64) / divisor[None, :] * LARGEST
-    return ((wide + 6755399441055744.0) - 6755399441055744.0).to(tl.float32) + 12582912.0
+    below = tl.floor(wide)
+    half = below + 0.5
+    up = (wide > half) | ((wide == half) & ((below.to(tl.int32) & 1) == 1))
+    return below.to(tl.float32) + tl.where(up, 12582913.0, 12582912.0)
 
 
 @jit
@@ -202,14 +218,13 @@ def _digits(q, SHIFT: tl.constexpr, MOST: tl.constexpr, PACK: tl.constexpr):  # 
 def _level(q, SHIFT: tl.constexpr, MOST: tl.constexpr, TOP: tl.constexpr, MAGNITUDE: tl.constexpr):  # type: ignore[no-untyped-def]
     """The digit of one slice; TOP > 0: the DAC's level for it, of TOP + 1."""
     if MAGNITUDE:
-        wide = tl.abs(q.to(tl.int32))
-        digit = (wide >> SHIFT) & MOST
-        if TOP > 0:
-            digit = (2 * digit * TOP + MOST) // (2 * MOST)
-        return tl.where(q < 0, -digit, digit)
-    digit = (q >> SHIFT) & MOST
+        digit = (tl.abs(q.to(tl.int32)) >> SHIFT) & MOST
+    else:
+        digit = (q >> SHIFT) & MOST
     if TOP > 0:
         digit = (2 * digit.to(tl.int32) * TOP + MOST) // (2 * MOST)
+    if MAGNITUDE:
+        digit = tl.where(q < 0, -digit, digit)
     return digit
 
 

@@ -1,6 +1,7 @@
 """Counter noise inside Triton kernels: the numbers of noise.py, to rounding.
 
 counter ──Philox4x32-10──> four words ──Box and Muller──> four normals (float32, within 1e-6 of the exact ones)
+draw_words   words of any counters in one launch, where noise.py would need a hundred
 read_cells   programmed levels ──> levels of this call, once for all of the batch
 """
 
@@ -30,6 +31,18 @@ def _philox(index, layer_kind, call, seed, chip):  # type: ignore[no-untyped-def
         k0 = k0 + tl.full(c0.shape, 0x9E3779B9, tl.uint32)
         k1 = k1 + tl.full(c0.shape, 0xBB67AE85, tl.uint32)
     return c0, c1, c2, c3
+
+
+@jit
+def draw_words(index, out, count, layer_kind, call, seed, chip, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """int64 (count,) → int64 (4, count): the words of each counter."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    w0, w1, w2, w3 = _philox(tl.load(index + at, mask=inside, other=0), layer_kind, call, seed, chip)
+    tl.store(out + at, w0.to(tl.int64), mask=inside)
+    tl.store(out + count + at, w1.to(tl.int64), mask=inside)
+    tl.store(out + 2 * count + at, w2.to(tl.int64), mask=inside)
+    tl.store(out + 3 * count + at, w3.to(tl.int64), mask=inside)
 
 
 @jit
@@ -91,28 +104,45 @@ def draw_normals(out, count, layer_kind, call, seed, chip, BLOCK: tl.constexpr):
 
 
 @jit
+def _normals_of_block(first, layer_kind, call, seed, chip, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Those of indices first … first + BLOCK - 1; ALIGNED: first is a multiple of four, so that each counter is drawn from once."""
+    if ALIGNED:
+        z0, z1, z2, z3 = four_normals(first // 4 + tl.arange(0, BLOCK // 4), layer_kind, call, seed, chip)
+        z = tl.interleave(tl.interleave(z0, z2), tl.interleave(z1, z3))
+    else:
+        z = normal(first + tl.arange(0, BLOCK), layer_kind, call, seed, chip)
+    return z
+
+
+@jit
 def read_cells(  # type: ignore[no-untyped-def]
-    planes, sigmas, out, count, k, n, low, top, layer_kind, call, seed, chip,
+    planes, sigmas, out, count, k, n, low, top, layer_kind, call, seed, chip, ALIGNED: tl.constexpr,
     ROWS: tl.constexpr, R: tl.constexpr, ARRAYS: tl.constexpr, N_PADDED: tl.constexpr, PAIR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """planes (1 or 2, groups * slices, K', N) → out (groups * slices, arrays, N', R); grid over cells (groups * slices, K, N)."""
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    """planes (1 or 2, groups * slices, K', N) → out (groups * slices, arrays, N', R); grid over cells (groups * slices, K, N).
+
+    ALIGNED: count is a multiple of four.
+    """
+    first = tl.program_id(0).to(tl.int64) * BLOCK
+    index = first + tl.arange(0, BLOCK)
     inside = index < count
     column = index % n
     row = (index // n) % k
     part = index // n // k
     at = (part * (ARRAYS * ROWS) + row) * n + column
-    read = _read_one(planes + at, sigmas, index, inside, low, top, layer_kind, call, seed, chip)
+    z = _normals_of_block(first, layer_kind, call, seed, chip, True, BLOCK)
+    read = _read_one(planes + at, sigmas, z, inside, low, top)
     if PAIR:
         plane = count // n // k * (ARRAYS * ROWS) * n
-        read -= _read_one(planes + plane + at, sigmas, index + count, inside, low, top, layer_kind, call, seed, chip)
+        z = _normals_of_block(first + count, layer_kind, call, seed, chip, ALIGNED, BLOCK)
+        read -= _read_one(planes + plane + at, sigmas, z, inside, low, top)
     to = ((part * ARRAYS + row // ROWS) * N_PADDED + column) * R + row % ROWS
     tl.store(out + to, read.to(out.dtype.element_ty), mask=inside)
 
 
 @jit
-def _read_one(pointer, sigmas, index, inside, low, top, layer_kind, call, seed, chip):  # type: ignore[no-untyped-def]
+def _read_one(pointer, sigmas, z, inside, low, top):  # type: ignore[no-untyped-def]
     level = tl.load(pointer, mask=inside, other=0).to(tl.float32)
     nearest = tl.minimum(tl.maximum(level + 0.5, 0.0), top).to(tl.int32)
     sigma = tl.load(sigmas + nearest, mask=inside, other=0.0)
-    return (level + low) * tl.exp(sigma * normal(index, layer_kind, call, seed, chip)) - low
+    return (level + low) * tl.exp(sigma * z) - low

@@ -49,7 +49,6 @@ class PatchTile:
 
     patches: int = 32
     warps: int = 1
-    """One warp has all rows of its patches, so that their maximum needs no other."""
     blocks: int = 4
     """Of arrays that share a scale, for one program: it finds out once where its patches lie."""
 
@@ -92,9 +91,18 @@ def tile_of(plan: Plan, dtype: torch.dtype) -> Tile:
     columns = columns_padded(plan)
     if INTERPRETED:
         return Tile(32, min(64, columns), 4, 1)
+    if dtype == torch.float8_e4m3fn and rows_padded(plan) <= 32:
+        return Tile(64, min(64, columns), 4, 3)
     if dtype == torch.float8_e4m3fn:
-        return Tile(64, min(64, columns), 4, 2) if plan.arrays >= 48 else Tile(64, min(32, columns), 4, 2, 128)
+        return Tile(64, min(32, columns), 4, 3) if plan.arrays > 9 else Tile(64, min(32, columns), 4, 2, 128)
+    if dtype == torch.float16 and columns >= 64 and rows_padded(plan) >= 64:
+        return Tile(128, 64, 8, 3)
     return Tile(64, min(32, columns), 4, 2)
+
+
+def patch_tile_of(plan: Plan) -> PatchTile:
+    """By the same benchmark: a warp for every 32 rows of an array."""
+    return PatchTile(warps=min(4, rows_padded(plan) // 32))
 
 
 @lru_cache(maxsize=4096)

@@ -183,14 +183,16 @@ def _codes(x: Operand, w: Tensor, plan: Plan, draw: Draw | None, m: int, group: 
     if draw is not None and plan.chip.dac.noise_sigma.value > 0:
         factors = [voltage_factor(plan, draw, row, group * plan.k + k, i) for i in slices]  # beyond K the level is 0
         levels = levels * torch.stack([factor for factor in factors if factor is not None], dim=-3)
-    if levels.dtype != w.dtype:
-        levels, w = levels.double(), w.double()
+    whole = levels.dtype == w.dtype == torch.int64
+    levels, w = levels.double(), w.double()  # whole sums stay below 2^53, and no GPU multiplies int64
     codes = []
     for i in slices:
         totals = torch.matmul(levels[..., i, None, :, :], w)  # (…, arrays, Sw, M, N)
+        totals = totals.to(torch.int64) if whole else totals
         added = [added_lsb(plan, draw, row, column, array, i, j) if draw else None for j in range(len(plan.w.widths))]
         codes.append(torch.stack([to_codes(totals[..., j, :, :], plan, j, one) for j, one in enumerate(added)], dim=-3))
-    offset = to_codes(levels.sum(-1) * (plan.chip.cell.levels - 1), plan, 0) if plan.w.kind == "offset" else None
+    sums = levels.sum(-1) * (plan.chip.cell.levels - 1)
+    offset = to_codes(sums.to(torch.int64) if whole else sums, plan, 0) if plan.w.kind == "offset" else None
     return torch.stack(codes, dim=-4), offset
 
 
