@@ -10,6 +10,7 @@
     history  = fit(model, load_data("digits"), epochs=8); scores = evaluate(model, data)    # one training loop, one scorer
     model, change = quantize(model, data=data)   # also prune, low_rank, distill: bytes, latency and quality before and after
     analog   = to_crossbar(model, "rram-64")     # a module that behaves as the chip would; also evaluate_chips, diagnose_crossbar, …
+    engine   = Engine.from_pretrained("builtin"); engine.generate(["First"], Sampling(max_tokens=64))    # text, many requests at once
 
 `import ridgeline` imports nothing but this file: each public name is fetched from its module when first used. Two of them,
 `estimate` and `measure`, are rooms (sub-packages) as well. The function has the name; see `_Api` for how both are reached.
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from .estimate.processor import estimate
     from .estimate.spatial.network import map_layers
     from .kernel.use import use_kernels
+    from .llm.engine.engine import Engine
+    from .llm.sampling import Sampling
     from .measure.profiler import measure
     from .measure.regions import profile_op
     from .target.calibrate import calibrate
@@ -55,8 +58,10 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Change",
+    "Engine",
     "Profile",
     "RidgelineError",
+    "Sampling",
     "Workload",
     "__version__",
     "advise",
@@ -87,8 +92,10 @@ __all__ = [
 
 _HOMES = {
     "Change": ".core.change",
+    "Engine": ".llm.engine.engine",
     "Profile": ".core.profile",
     "RidgelineError": ".core.errors",
+    "Sampling": ".llm.sampling",
     "Workload": ".workload.graph",
     "advise": ".estimate.advice",
     "calibrate": ".target.calibrate",

@@ -1,6 +1,7 @@
 """The command line: one thin file a command, loaded when it runs.
 
-    ridgeline analyze | profile | map | codesign | compare | compress | crossbar | ab | bench | targets | models | calibrate | env
+    ridgeline analyze | profile | map | codesign | compare | compress | crossbar | ab | bench | targets | models
+    ridgeline generate | serve | bench-llm | calibrate | env
 
 Exit codes: 0 done, 1 a check failed (a regression against a baseline), 2 bad input: what, why and what to do on stderr.
 """
@@ -12,7 +13,23 @@ import sys
 
 import typer
 
-from . import ab, analyze, bench, calibrate, codesign, compare, compress, crossbar, env, models, profile, targets
+from . import (
+    ab,
+    analyze,
+    bench,
+    bench_llm,
+    calibrate,
+    codesign,
+    compare,
+    compress,
+    crossbar,
+    env,
+    generate,
+    models,
+    profile,
+    serve,
+    targets,
+)
 from . import map as map_command
 
 app = typer.Typer(
@@ -30,6 +47,9 @@ app.command("compare")(compare.compare)
 app.command("compress")(compress.compress)
 app.command("ab")(ab.ab)
 app.command("bench")(bench.bench)
+app.command("generate")(generate.generate)
+app.command("bench-llm")(bench_llm.bench_llm)
+app.command("serve")(serve.serve)
 app.command("models")(models.models)
 app.command("calibrate")(calibrate.calibrate)
 app.command("env")(env.env)

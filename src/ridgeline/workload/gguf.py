@@ -29,6 +29,7 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MOST_ITEMS = 2**22  # in all arrays of the metadata together; the largest vocabularies with their merges hold under a million
 MOST_NAME_BYTES = 2**16
+MOST_SHOWN = 300  # characters of a name in an error
 MOST_DIMENSIONS = 4
 MOST_DEPTH = 4  # arrays of arrays
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
@@ -134,7 +135,8 @@ class Cursor:
         self.path, self.data, self.place, self.items = path, data.data, 0, 0
 
     def broken(self, what: str, why: str) -> ModelFileError:
-        """The error for this place."""
+        """The error for this place; what a hostile file calls a thing may be long."""
+        what = what if len(what) <= MOST_SHOWN else f"{what[:MOST_SHOWN]}…"
         return ModelFileError(f"{what} in {self.path} at byte {self.place}", why=why, do="download the file again, or make it again")
 
     @property

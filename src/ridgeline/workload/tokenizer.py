@@ -58,7 +58,7 @@ class Tokenizer:
         """The ids of a text; with special=True spellings of control tokens become those tokens."""
         self._check(text)
         if not special or not self.specials:
-            return list(self.encoder.encode(text, add_special_tokens=False).ids)
+            return list(encode_with(self.encoder, text).ids)
         names = "|".join(re.escape(name) for name in sorted(self.specials, key=len, reverse=True))
         ids: list[int] = []
         for index, part in enumerate(re.split(f"({names})", text)):
@@ -139,7 +139,6 @@ def _splitter(library: Any, pattern: str | None, digits: bool) -> Any:
 
 def from_json(path: Path) -> Tokenizer:
     """From a Hugging Face tokenizer.json; a normaliser in it (Qwen's NFC) may change a text before it is encoded."""
-    library = _library(str(path))
     if path.stat().st_size > MOST_JSON_BYTES:
         raise ModelFileError(
             f"{path} is {path.stat().st_size:,} bytes", why=f"at most {MOST_JSON_BYTES:,} are read", do="give a tokenizer.json"
@@ -147,9 +146,9 @@ def from_json(path: Path) -> Tokenizer:
     try:
         text = path.read_text(encoding="utf-8")
         data = json.loads(text)
-        encoder = library.Tokenizer.from_str(text)
-    except Exception as error:  # JSON, encoding, or anything the library finds wrong
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"cannot read {path}", why=first_line(error), do="download tokenizer.json again") from error
+    encoder = build_encoder(text, str(path))
     if "ByteLevel" not in json.dumps(data.get("decoder")):
         raise ModelFileError(
             f"{path} is not byte-level", why="only vocabularies of bytes decode exactly", do="give a GPT-2 style tokenizer"
@@ -163,6 +162,34 @@ def from_json(path: Path) -> Tokenizer:
         raise ModelFileError(f"token {names.index(None)} of {path}", why="the ids have a gap", do="download tokenizer.json again")
     pieces = tuple(_piece(name, name in added, str(path)) for name in names)
     return Tokenizer(encoder, pieces, control, alphabet=_alphabet(pieces))
+
+
+def build_encoder(text: str, origin: str) -> Any:
+    """The library's tokenizer of a tokenizer.json's text, without what would cut, fill or shuffle a text: that is the caller's to do."""
+    library = _library(origin)
+    try:
+        encoder = library.Tokenizer.from_str(text)
+        encoder.no_padding()
+        encoder.no_truncation()
+        if getattr(encoder.model, "dropout", None):
+            encoder.model.dropout = None
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # anything the library finds wrong; its panics are no Exception
+        raise ModelFileError(f"cannot read {origin}", why=first_line(error), do="download tokenizer.json again") from error
+    return encoder
+
+
+def encode_with(encoder: Any, text: str, *, special: bool = False) -> Any:
+    """The library's encoding of a text; special: with the tokens the file's template puts around it."""
+    try:
+        return encoder.encode(text, add_special_tokens=special)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # e.g. a panic where a pattern of the file tries too many ways through a text
+        raise DataError(
+            f"a text of {len(text):,} characters cannot be encoded", why=first_line(error), do="change it, or the tokenizer"
+        ) from error
 
 
 def _alphabet(pieces: tuple[bytes, ...]) -> frozenset[int]:

@@ -1,0 +1,1 @@
+"""Generation and serving: decoder, weights, paged cache, scheduler, sampling, speculation, HTTP server."""

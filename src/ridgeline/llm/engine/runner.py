@@ -1,0 +1,274 @@
+"""One step on the device: which tokens of which requests, as tensors, through the decoder.
+
+    pieces ──run──┬── one new token each ──> DecodeState: buffers that stay where they are ──graph of its bucket──> logits [R, V]
+                  └── else (chunks of prompts, drafts to check, and decodes beside them) ──eager──> Batch ────────> logits [R, V]
+    pieces ──burst(steps)──> DecodeState: forward, choose, advance, again: each token goes into the next step on the device
+
+A bucket (1, 2, 4, 8, … requests) is captured as a CUDA graph when it is first needed, or by warm_up. Slots come from positions and
+page table on the device, so a step uploads one small buffer, and the further steps of a burst nothing. On a CPU all is eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..model.decoder import Batch
+from ..sampling import BAD_ROW
+
+if TYPE_CHECKING:
+    from ..cache.kv import KVCache
+    from ..model.decoder import Decoder
+
+
+Array = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(slots=True)
+class Piece:
+    """The next tokens of one sequence: where they begin, the pages they go to, and of how many (the last ones) logits are wanted."""
+
+    tokens: Sequence[int]
+    position: int
+    pages: Sequence[int]
+    wanted: int = 1
+
+    @property
+    def decodes(self) -> bool:
+        return len(self.tokens) == 1 and self.wanted == 1
+
+
+class Staging:
+    """Host memory that goes to the device in one copy; on a GPU it is pinned, and not written again before it was read."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.host = torch.empty(0, dtype=torch.int64)
+        self.read = torch.cuda.Event() if device.type == "cuda" else None
+
+    def fill(self, columns: Sequence[Array]) -> list[Tensor]:
+        """The int64 arrays, flat, as tensors on the device."""
+        sizes = [column.size for column in columns]
+        if self.read is not None:
+            self.read.synchronize()
+        if self.host.numel() < sum(sizes):
+            self.host = torch.empty(2 * sum(sizes), dtype=torch.int64, pin_memory=self.read is not None)
+        packed = self.host[: sum(sizes)]
+        np.concatenate([column.reshape(-1) for column in columns], out=packed.numpy())
+        there = packed.to(self.device, non_blocking=True) if self.read is not None else packed.clone()
+        if self.read is not None:
+            self.read.record()
+        return list(there.split(sizes))
+
+
+def buckets(max_batch: int) -> list[int]:
+    """1, 2, 4, … up to and including max_batch."""
+    sizes = [1]
+    while sizes[-1] < max_batch:
+        sizes.append(min(2 * sizes[-1], max_batch))
+    return sizes
+
+
+def logits_dtype(model: Decoder) -> torch.dtype:
+    """float32, but for a float64 model."""
+    return torch.float64 if model.dtype is torch.float64 else torch.float32
+
+
+class DecodeState:
+    """The static buffers of decode steps of at most `size` requests, the step itself, and its graph.
+
+    Rows that stand for no request are at position 0 of the cache's spare page. A step is few and small kernels beside the model:
+    at 0.5 ms a token each of them is half a per cent.
+    """
+
+    def __init__(self, model: Decoder, cache: KVCache, size: int, width: int, device: torch.device) -> None:
+        self.model, self.cache, self.size, self.width, self.device = model, cache, size, width, device
+        even = size + size % 2  # every buffer begins at 16 bytes, or kernels are compiled once more for those that don't
+        self.host_ids = np.zeros(2 * even + even // 2, dtype=np.int64)
+        self.host_table = np.full((size, width), cache.pages, dtype=np.int32)
+        self.known: list[list[int]] = [[] for _ in range(size)]  # the pages host_table has of each row
+        ids, self.table = torch.from_numpy(self.host_ids), torch.from_numpy(self.host_table)
+        if device.type != "cpu":
+            ids, self.table = ids.to(device), self.table.to(device)
+            self.host_ids, self.host_table = ids.cpu().pin_memory().numpy(), self.table.cpu().pin_memory().numpy()
+        self.ids, self.at = ids, (even, 2 * even)
+        self.tokens, self.positions, self.lengths = ids[:size], ids[even : even + size], ids[2 * even :].view(torch.int32)[:size]
+        self.best = torch.zeros(size, dtype=logits_dtype(model), device=device)
+        self.rows, self.columns = size, width  # what a step computes; less where there is no graph
+        self.read = torch.cuda.Event() if device.type == "cuda" else None
+        self.logits: Tensor | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.load([])
+
+    def load(self, pieces: Sequence[Piece], steps: int = 1) -> None:
+        """Fill the buffers for the next `steps` steps."""
+        if self.read is not None:
+            self.read.synchronize()  # the last upload may still be under way
+        rows, (positions, lengths) = len(pieces), self.at
+        self.host_ids[:lengths] = 0
+        self.host_ids[:rows] = [piece.tokens[0] for piece in pieces]
+        self.host_ids[positions : positions + rows] = [piece.position for piece in pieces]
+        self.host_ids[lengths:].view(np.int32)[: self.size] = self.host_ids[positions : positions + self.size] + 1
+        changed = self._load_table([piece.pages for piece in pieces])
+        if self.read is not None:
+            self.ids.copy_(torch.from_numpy(self.host_ids), non_blocking=True)
+            if changed:
+                self.table.copy_(torch.from_numpy(self.host_table), non_blocking=True)
+            self.read.record()
+        if self.graph is None:
+            last = max((piece.position for piece in pieces), default=0) + steps - 1
+            self.rows, self.columns = rows or self.size, min(self.width, last // self.cache.page_size + 1)
+
+    def _load_table(self, pages_of_rows: Sequence[Sequence[int]]) -> bool:
+        """Whether some row has other pages than before: most requests stay in their row, and get a page every page_size steps."""
+        changed = False
+        for row, known in enumerate(self.known):
+            pages = pages_of_rows[row] if row < len(pages_of_rows) else []
+            if known != pages:
+                self.host_table[row] = self.cache.pages  # the spare page: a row that runs past its own harms nobody
+                self.host_table[row, : len(pages)] = pages[: self.width]
+                self.known[row] = list(pages)
+                changed = True
+        return changed
+
+    def step(self) -> Tensor:
+        """logits [rows, V]; afterwards the likeliest token of each row and its position stand in the buffers."""
+        rows, page_size, table = self.rows, self.cache.page_size, self.table[: self.rows, : self.columns]
+        tokens, positions, lengths = self.tokens[:rows], self.positions[:rows], self.lengths[:rows]
+        pages = table.gather(1, (positions // page_size)[:, None])[:, 0]
+        slots = torch.add(positions % page_size, pages, alpha=page_size)
+        logits: Tensor = self.model(Batch(tokens, positions, slots, table, lengths, None, None), self.cache)
+        torch.max(logits, dim=-1, out=(self.best[:rows], tokens))
+        positions.add_(1)
+        lengths.add_(1)
+        return logits
+
+    def forward(self) -> Tensor:
+        if self.graph is None:
+            return self.step()
+        self.graph.replay()
+        assert self.logits is not None
+        return self.logits
+
+    def capture(self, pool: Any) -> None:
+        """Record the step; its rows are padding meanwhile, so no page of a request is touched."""
+        self.rows, self.columns = self.size, self.width
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):  # compiles the kernels and lets libraries allocate what they keep
+                self.step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            self.logits = self.step()
+        self.graph = graph
+
+
+class Runner:
+    """The decoder and its cache behind two calls: `run` (any step) and `burst` (several decode steps on end)."""
+
+    def __init__(self, model: Decoder, cache: KVCache, *, max_batch: int, context: int, device: torch.device, graphs: str = "auto") -> None:
+        self.model, self.cache, self.device = model, cache, device
+        self.context, self.width = context, -(-context // cache.page_size)
+        self.sizes = buckets(max_batch)
+        self.states: dict[int, DecodeState] = {}
+        self.staging = Staging(device)
+        self.graphs = "off" if device.type != "cuda" else graphs
+        self.pool: Any = None
+        self.why_no_graphs = "" if self.graphs != "off" else "switched off" if device.type == "cuda" else "no CUDA device"
+
+    @torch.inference_mode()
+    def run(self, pieces: Sequence[Piece]) -> Tensor:
+        """float32 [R, V]: the wanted logits of all pieces, in their order."""
+        if all(piece.decodes for piece in pieces):
+            return self._load(pieces, 1).forward()[: len(pieces)]
+        return self._eager(pieces)
+
+    @torch.inference_mode()
+    def burst(self, pieces: Sequence[Piece], steps: int, choose: Callable[[Tensor, int], Tensor] | None) -> list[list[int]]:
+        """Tokens [steps][R] of decoding pieces; `choose(logits, step)` draws them, None: greedy. The host waits once, at the end.
+
+        A row whose pages end before its steps do gives tokens without meaning from there on: the caller drops them.
+        """
+        state, rows = self._load(pieces, steps), len(pieces)
+        chosen = torch.empty(steps, rows, dtype=torch.int64, device=self.device)
+        best = torch.empty(steps, rows, dtype=state.best.dtype, device=self.device)
+        for step in range(steps):
+            logits = state.forward()[:rows]
+            if choose is None:
+                chosen[step], best[step] = state.tokens[:rows], state.best[:rows]
+            else:
+                chosen[step] = choose(logits, step)
+                torch.clamp(chosen[step], min=0, out=state.tokens[:rows])
+        if choose is None:
+            chosen = torch.where(best.isfinite(), chosen, BAD_ROW)
+        tokens: list[list[int]] = chosen.tolist()
+        return tokens
+
+    @torch.inference_mode()
+    def warm_up(self, most: int | None = None) -> list[int]:
+        """Capture the graphs of all buckets that hold at most `most` requests, largest first so that they share memory."""
+        for size in sorted((size for size in self.sizes if most is None or size <= most), reverse=True):
+            self._state(size)
+        return sorted(size for size, state in self.states.items() if state.graph is not None)
+
+    def _eager(self, pieces: Sequence[Piece]) -> Tensor:
+        """Sequences of any number of new tokens; T tokens in all."""
+        page_size = self.cache.page_size
+        counts = np.array([len(piece.tokens) for piece in pieces], dtype=np.int64)
+        starts = np.concatenate([[0], counts.cumsum()])
+        tokens = np.concatenate([np.array(piece.tokens, dtype=np.int64) for piece in pieces])
+        positions = np.concatenate([np.arange(piece.position, piece.position + len(piece.tokens), dtype=np.int64) for piece in pieces])
+        lengths = np.array([piece.position + len(piece.tokens) for piece in pieces], dtype=np.int64)
+        most_pages = int(-(-lengths.max() // page_size))
+        table = np.zeros((len(pieces), most_pages), dtype=np.int64)
+        for row, piece in enumerate(pieces):
+            held = piece.pages[:most_pages]
+            table[row, : len(held)] = held
+        owner = np.repeat(np.arange(len(pieces)), counts)
+        slots = table[owner, positions // page_size] * page_size + positions % page_size
+        ends = zip(starts[1:], pieces, strict=True)
+        wanted = np.concatenate([np.arange(end - piece.wanted, end, dtype=np.int64) for end, piece in ends])
+        there = self.staging.fill([tokens, positions, slots, table, lengths, wanted])
+        batch = Batch(
+            there[0],
+            there[1],
+            there[2],
+            there[3].view(len(pieces), most_pages).int(),
+            there[4].int(),
+            tuple(starts.tolist()),
+            there[5],
+            tuple(lengths.tolist()),
+        )
+        logits: Tensor = self.model(batch, self.cache)
+        return logits
+
+    def _load(self, pieces: Sequence[Piece], steps: int) -> DecodeState:
+        """The state of the smallest bucket that holds the pieces, its buffers filled; without graphs there is one state for all."""
+        state = self._state(self.sizes[-1] if self.graphs == "off" else next(size for size in self.sizes if size >= len(pieces)))
+        state.load(pieces, steps)
+        return state
+
+    def _state(self, size: int) -> DecodeState:
+        if size not in self.states:
+            state = DecodeState(self.model, self.cache, size, self.width, self.device)
+            if self.graphs != "off":
+                self._capture(state)
+            self.states[size] = state
+        return self.states[size]
+
+    def _capture(self, state: DecodeState) -> None:
+        if self.pool is None:
+            self.pool = torch.cuda.graph_pool_handle()
+        try:
+            state.capture(self.pool)
+        except RuntimeError as error:
+            if self.graphs == "on":
+                raise
+            self.graphs, self.why_no_graphs = "off", f"capture failed: {str(error).splitlines()[0]}"
