@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ridgeline.llm import bench
-from tests.support import ROOT
+from tests.support import FULL, ROOT
 
 SMALL = ("bench-llm", "--prompt", 8, "--new", 6, "--repeats", 1, "--target", "h200")
 
@@ -43,6 +43,7 @@ def test_clear_errors(run: Any) -> None:
         assert code == 2 and "why:" in err and "do:" in err
 
 
+@pytest.mark.skipif(not FULL, reason="half a minute; RIDGELINE_FULL=1")
 def test_a_case_of_the_gpu_benchmark_runs_alone_and_a_failure_is_a_row(tmp_path: Path) -> None:
     """The script with a small model on the CPU in place of its own: one case that works and one that cannot."""
     code = (

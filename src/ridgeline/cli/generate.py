@@ -100,15 +100,16 @@ def _is_model(word: str) -> bool:
 
 
 def open_engine(
-    name: str, *, weights: str | None, dtype: str, device: str, kv_int8: bool, draft: str | None, lookahead: int, **options: Any
-) -> Engine:
+    name: str, *, weights: str | None, dtype: str, device: str, kv_int8: bool, draft: str | None, lookahead: int,
+    context: int | None = None, **options: Any,
+) -> Engine:  # fmt: skip
     """A loaded model in an engine, with its draft."""
     from ..llm.engine.engine import Engine
     from ..llm.engine.options import EngineOptions
     from ..llm.load import load_model
     from ..llm.speculate import make_draft
 
-    loaded = load_model(name, dtype=dtype, device=device, weights=weights)
+    loaded = load_model(name, dtype=dtype, device=device, weights=weights, context=context)
     chosen = make_draft(draft, loaded) if draft is not None else None
     return Engine(loaded, EngineOptions(kv_int8=kv_int8, draft=chosen, lookahead=lookahead, **options))
 

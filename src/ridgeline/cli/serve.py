@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from .common import progress, say
+from .generate import DraftOf, Lookahead, open_engine
 
 
 def serve(
@@ -24,6 +25,8 @@ def serve(
     weights: Annotated[str | None, typer.Option("--weights", help="int8 or int4: quantise the weights while loading.")] = None,
     context: Annotated[int | None, typer.Option("--context", min=2, help="Tokens of prompt and output (default: the model's).")] = None,
     kv_int8: Annotated[bool, typer.Option("--kv-int8", help="Keys and values in int8: half the memory.")] = False,
+    draft: DraftOf = None,
+    lookahead: Lookahead = 4,
     kv_memory_mib: Annotated[int | None, typer.Option("--kv-memory-mib", min=1, help="Memory for keys and values.")] = None,
     max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Requests generated at once.")] = 64,
     max_waiting: Annotated[int, typer.Option("--max-waiting", min=0, help="Requests in line; more are answered 429.")] = 64,
@@ -64,11 +67,10 @@ def serve(
     )  # fmt: skip
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
     with progress(f"loading {model}"):
-        from ..llm.engine.engine import Engine
-
-        engine = Engine.from_pretrained(
-            model, dtype=dtype, device=on, weights=weights, context=context, max_batch=max_batch, kv_int8=kv_int8,
-            max_waiting=max_batch + max_waiting, kv_memory_bytes=None if kv_memory_mib is None else kv_memory_mib << 20,
+        engine = open_engine(
+            model, dtype=dtype, device=on, weights=weights, context=context, max_batch=max_batch, kv_int8=kv_int8, draft=draft,
+            lookahead=lookahead, max_waiting=max_batch + max_waiting,
+            kv_memory_bytes=None if kv_memory_mib is None else kv_memory_mib << 20,
         )  # fmt: skip
     if not keys:
         say("no API keys: " + ("open to this machine only" if is_loopback(host) else "OPEN TO EVERYONE WHO CAN REACH IT"))

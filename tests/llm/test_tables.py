@@ -1,0 +1,40 @@
+"""Figures of docs/llm.md and the README are those of the committed result files.
+
+benchmarks/results/llm-cpu-cpu.json ──cpu_table──> the text between <!-- llm-cpu --> and <!-- end -->
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.support import ROOT
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((ROOT / "benchmarks" / "results" / name).read_text(encoding="utf-8"))["rows"]
+    return found
+
+
+def cpu_table() -> str:
+    lines = ["| weights | bytes a token, MB | tokens/s | times bf16 | limit, tokens/s | % of it |", "| --- | --- | --- | --- | --- | --- |"]
+    for row in rows("llm-cpu-cpu.json"):
+        lines.append(
+            f"| {row['weights']} | {row['bytes_per_token'] / 1e6:.0f} | {row['tokens_per_s']:.1f} | {row['times_bf16']:.2f} "
+            f"| {row['limit_tokens_per_s']:.0f} | {row['percent_of_limit']:.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def test_page_has_the_measured_rows() -> None:
+    page = (ROOT / "docs" / "llm.md").read_text(encoding="utf-8")
+    assert page.split("<!-- llm-cpu -->")[1].split("<!-- end -->")[0].strip() == cpu_table()
+
+
+def test_readme_states_what_was_measured() -> None:
+    by = {row["weights"]: row for row in rows("llm-cpu-cpu.json")}
+    told = (
+        f"int8 {by['int8']['times_bf16']:.2f}x, int4 {by['int4']['times_bf16']:.2f}x bfloat16; "
+        f"{by['bf16']['percent_of_limit']:.0f}, {by['int8']['percent_of_limit']:.0f} and {by['int4']['percent_of_limit']:.0f}% of the limit"
+    )
+    assert told in (ROOT / "README.md").read_text(encoding="utf-8")
