@@ -6,8 +6,9 @@
     swiglu=True: the weight's first half of rows is gate, its second up: silu(x gate^T) * (x up^T) [.., N / 2], + residual
 
 At one row the weight's bytes are the time: 14336 x 4096 are 117 MB in bfloat16, 27.1 µs at 4.34 TB/s; 13.5 µs in int8, 7.0 in int4.
-Up to 8 rows (one of int4) and K <= 16384, a multiple of 4, in float16 or bfloat16 go to gemv_kernels.py; everything else to torch or
-weight_only.py, followed by the same epilogue in steps of its own. Sums and epilogue in float32, rounded once. No gradients.
+One row (two of a half weight) and K <= 16384, a multiple of 4, in float16 or bfloat16 go to gemv_kernels.py: epilogue in float32,
+rounded once; int8 and int4 sum in float16, then float32, where x is bfloat16. Everything else goes to torch or weight_only.py, with the
+epilogue in steps of its own: any number of rows works. No gradients.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .gemv_kernels import nibbles_config, run_gemv, run_nibbles, takes
 from .jit import cdiv
 from .library import operator
 from .overlap import weights_are_still
+from .swiglu import swiglu_packed
 from .weight_only import linear_int4, linear_int8
 from .weight_only_kernels import BLOCK
 
@@ -31,10 +33,9 @@ Optional = torch.Tensor | None
 
 
 def _finished(out: torch.Tensor, residual: Optional, swiglu: bool) -> torch.Tensor:
-    """The epilogue, by torch."""
+    """The epilogue in steps of its own."""
     if swiglu:
-        gate, up = out.chunk(2, -1)
-        out = F.silu(gate) * up
+        out = swiglu_packed(out)
     return out if residual is None else out + residual
 
 
@@ -50,22 +51,29 @@ def _shaped(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def _launch(x: torch.Tensor, weight: torch.Tensor, bias: Optional, residual: Optional, swiglu: bool) -> torch.Tensor:
     flat, whole, rows = _flat(x, residual)
-    if weight.dtype is not x.dtype or not weight.is_contiguous() or not takes(flat, weight, rows, x.shape[-1]):
+    if weight.dtype is not x.dtype or not weight.is_contiguous() or not takes(16, flat, weight, rows, x.shape[-1]):
         return _reference(x, weight, bias, residual, swiglu)
     return _shaped(run_gemv(flat, weight, None, bias, whole, swiglu), x)
 
 
 def _launch_int8(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: Optional, residual: Optional, swiglu: bool) -> torch.Tensor:
     flat, whole, rows = _flat(x, residual)
-    if not q.is_contiguous() or not takes(flat, q, rows, x.shape[-1]):
+    if not q.is_contiguous() or not takes(8, flat, q, rows, x.shape[-1]):
         return _reference_int8(x, q, scale, bias, residual, swiglu)
     return _shaped(run_gemv(flat, q, scale, bias, whole, swiglu), x)
 
 
-def _launch_int4(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, group: int, bias: Optional, residual: Optional, swiglu: bool) -> torch.Tensor:  # fmt: skip
+def _launch_int4(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, group: int, bias: Optional, residual: Optional,
+                 swiglu: bool) -> torch.Tensor:  # fmt: skip
     flat, whole, rows = _flat(x, residual)
     n, k = packed.shape[0] // (2 if swiglu else 1), x.shape[-1]
-    fits = rows == 1 and group >= BLOCK and packed.is_contiguous() and scale.is_contiguous() and takes(flat, packed, rows, k)
+    fits = (
+        x.dtype is torch.bfloat16
+        and group >= BLOCK
+        and packed.is_contiguous()
+        and scale.is_contiguous()
+        and takes(4, flat, packed, rows, k)
+    )
     if not fits or not nibbles_config(n, k, group, swiglu)["half"]:
         return _reference_int4(x, packed, scale, group, bias, residual, swiglu)
     return _shaped(run_nibbles(flat, packed, scale, group, bias, whole, swiglu), x)
@@ -75,11 +83,13 @@ def _reference(x: torch.Tensor, weight: torch.Tensor, bias: Optional, residual: 
     return _finished(F.linear(x, weight, bias), residual, swiglu).contiguous()
 
 
-def _reference_int8(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: Optional, residual: Optional, swiglu: bool) -> torch.Tensor:  # fmt: skip
+def _reference_int8(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: Optional, residual: Optional,
+                    swiglu: bool) -> torch.Tensor:  # fmt: skip
     return _finished(linear_int8(x, q, scale, bias), residual, swiglu).contiguous()
 
 
-def _reference_int4(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, group: int, bias: Optional, residual: Optional, swiglu: bool) -> torch.Tensor:  # fmt: skip
+def _reference_int4(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, group: int, bias: Optional, residual: Optional,
+                    swiglu: bool) -> torch.Tensor:  # fmt: skip
     return _finished(linear_int4(x, packed, scale, group, bias), residual, swiglu).contiguous()
 
 

@@ -6,8 +6,8 @@
 A program holds whole rows: words of its next rows are on the way, 128 bits a load, while it multiplies those it has. Few warps a row
 mean few additions across threads (one warp: no barrier); `loads` sets that. With one row of x a thread keeps its share in registers.
 HALF: integers become float16 by one logic operation a pair and are multiplied and summed two at a time in float16, over at most 32
-products a thread, then in float32. x is brought to a largest value below 2 by a power of two, so nothing overflows; a sum of 32
-is rounded to 11 bits at each step, where bfloat16 has 8. Otherwise sums are float32 from the first product on.
+products a thread, then in float32: for bfloat16 x only, whose own rounding is 8 times as coarse. x is brought to a largest value below
+2 by a power of two, so nothing overflows. Otherwise sums are float32 from the first product on.
 The first weights are read before the kernels before have ended where they are known to be still (overlap.py).
 """
 
@@ -24,8 +24,8 @@ from .tuning import Config, bucketed, config, space
 from .weight_only_kernels import WIDEST, apart, beside_bytes, beside_nibbles, four, fours, keep, pair, rows_dot
 
 Optional = torch.Tensor | None
-MOST_ROWS = 8
-"""Rows of x one launch takes."""
+MOST_ROWS = {16: 2, 8: 1, 4: 1}
+"""Rows of x by bits of a weight: with more, instructions take longer than bytes (two rows of halves: 3.8 a byte of 7)."""
 
 
 @jit
@@ -122,11 +122,11 @@ def halves_dot(words, x, FP16: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @jit
-def power_of(x, COUNT: tl.constexpr, FP16: tl.constexpr):  # type: ignore[no-untyped-def]
+def power_of(x, COUNT: tl.constexpr):  # type: ignore[no-untyped-def]
     """(1 / p, p): the power of two p at or below the largest |x|, of all of x's tensors of four."""
     most = tl.zeros(x[0].shape, dtype=tl.float32)[None, :]
     for j in tl.static_range(COUNT):
-        x0, x1, x2, x3 = four(x[j], FP16)
+        x0, x1, x2, x3 = four(x[j], False)
         most = tl.maximum(most, tl.maximum(tl.maximum(tl.abs(x0), tl.abs(x1)), tl.maximum(tl.abs(x2), tl.abs(x3))))
     exponent = tl.max(tl.max(most, 1), 0).to(tl.int32, bitcast=True) >> 23
     exponent = tl.minimum(tl.maximum(exponent, 1), 253)
@@ -134,28 +134,28 @@ def power_of(x, COUNT: tl.constexpr, FP16: tl.constexpr):  # type: ignore[no-unt
 
 
 @jit
-def narrow_bytes(x, less, FP16: tl.constexpr):  # type: ignore[no-untyped-def]
+def narrow_bytes(x, less):  # type: ignore[no-untyped-def]
     """x times `less` as float16 pairs (0, 2) and (1, 3) of each four: 8 tensors for the 16 bytes of a thread."""
-    a0, a1, a2, a3 = four(x[0], FP16)
-    b0, b1, b2, b3 = four(x[1], FP16)
-    c0, c1, c2, c3 = four(x[2], FP16)
-    d0, d1, d2, d3 = four(x[3], FP16)
+    a0, a1, a2, a3 = four(x[0], False)
+    b0, b1, b2, b3 = four(x[1], False)
+    c0, c1, c2, c3 = four(x[2], False)
+    d0, d1, d2, d3 = four(x[3], False)
     first = packed(a0 * less, a2 * less), packed(a1 * less, a3 * less), packed(b0 * less, b2 * less), packed(b1 * less, b3 * less)
     return first + (packed(c0 * less, c2 * less), packed(c1 * less, c3 * less), packed(d0 * less, d2 * less), packed(d1 * less, d3 * less))  # noqa: RUF005
 
 
 @jit
-def narrow_planes(low, high, less, FP16: tl.constexpr):  # type: ignore[no-untyped-def]
+def narrow_planes(low, high, less):  # type: ignore[no-untyped-def]
     """x beside nibbles J and J + 4 of a thread's 4 words, as float16 pairs."""
-    a0, a1, a2, a3 = four(low, FP16)
-    b0, b1, b2, b3 = four(high, FP16)
+    a0, a1, a2, a3 = four(low, False)
+    b0, b1, b2, b3 = four(high, False)
     return packed(a0 * less, b0 * less), packed(a1 * less, b1 * less), packed(a2 * less, b2 * less), packed(a3 * less, b3 * less)
 
 
 @jit
-def narrow_nibbles(x, less, FP16: tl.constexpr):  # type: ignore[no-untyped-def]
-    first = narrow_planes(x[0], x[4], less, FP16) + narrow_planes(x[1], x[5], less, FP16)
-    return first + narrow_planes(x[2], x[6], less, FP16) + narrow_planes(x[3], x[7], less, FP16)
+def narrow_nibbles(x, less):  # type: ignore[no-untyped-def]
+    first = narrow_planes(x[0], x[4], less) + narrow_planes(x[1], x[5], less)
+    return first + narrow_planes(x[2], x[6], less) + narrow_planes(x[3], x[7], less)
 
 
 @jit
@@ -163,7 +163,7 @@ def bytes_dot2(words, x, EMULATED: tl.constexpr):  # type: ignore[no-untyped-def
     """[BN, BW / 4]: 16 int8 weights a thread and row times x, summed in float16, then float32."""
     parts = apart(words)
     acc = tl.zeros(parts[0].shape, dtype=tl.int32)
-    offset = tl.full(parts[0].shape, -461314944, tl.int32)  # 0xE480E480: -(1024 + 128) twice
+    offset = tl.full(parts[0].shape, -461314944, tl.int32)  # -(1024 + 128) twice
     for i in tl.static_range(4):
         # the mask leaves a byte; the exclusive or flips its sign bit, which adds 128, and gives it the exponent of 1024
         even = (parts[i] & 0x00FF00FF) ^ 0x64806480
@@ -253,8 +253,8 @@ def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, out_ptr, n, k, 
     if M == 1:
         x = read_x(x_ptr, 0, k, quads, BITS)
         if HALF:
-            less, more = power_of(x, 4, FP16)
-            x = narrow_bytes(x, less, FP16)
+            less, more = power_of(x, 4)
+            x = narrow_bytes(x, less)
     for tile in range(start, tiles, tl.num_programs(0)):
         current = following
         if AHEAD:
@@ -275,7 +275,7 @@ def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, out_ptr, n, k, 
 
 @jit
 def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, out_ptr, n, k, words, groups,  # type: ignore[no-untyped-def]
-                        GROUP: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, GATED: tl.constexpr, FP16: tl.constexpr,
+                        GROUP: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, GATED: tl.constexpr,
                         CHAIN: tl.constexpr, EVEN: tl.constexpr, CACHED: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
                         EMULATED: tl.constexpr):  # fmt: skip
     """out [n] of int4 weights, words of 8 as weight_only.py packs them; groups of 128 and more, zero points of 8."""
@@ -287,8 +287,8 @@ def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, out_ptr
     following_scale = scales_of(scale_ptr, start, n, groups, GROUP, BN, BW, GATED)
     wait(EARLY)
     wide = read_x(x_ptr, 0, k, quads, 4)
-    less, more = power_of(wide, 8, FP16)
-    x = narrow_nibbles(wide, less, FP16)
+    less, more = power_of(wide, 8)
+    x = narrow_nibbles(wide, less)
     for tile in range(start, tiles, tl.num_programs(0)):
         current, current_scale = following, following_scale
         if AHEAD:
@@ -314,7 +314,8 @@ CANDIDATES: dict[int, list[Config]] = {
     ],
     8: [
         _BYTES, {**_BYTES, "cached": 1}, {**_BYTES, "half": 0}, {**_BYTES, "ahead": 0, "threads": 768}, {**_BYTES, "bn": 4, "loads": 2},
-        {**_BYTES, "loads": 8, "threads": 256}, {**_BYTES, "bn": 1, "loads": 8, "threads": 320}, {**_BYTES, "bn": 4, "loads": 4, "ahead": 0},
+        {**_BYTES, "loads": 8, "threads": 256}, {**_BYTES, "bn": 1, "loads": 8, "threads": 320},
+        {**_BYTES, "bn": 4, "ahead": 0},
         {**_BYTES, "threads": ALL}, {**_BYTES, "early": 0},
     ],
     4: [
@@ -333,7 +334,7 @@ for _bits, _candidates in CANDIDATES.items():
 def default_config(bits: int, m: int) -> Config:
     """64 KB of weights on the way an SM."""
     chosen = {16: _HALVES, 8: _BYTES, 4: _NIBBLES}[bits]
-    return {**chosen, "half": 0, "bn": 4, "loads": 2} if m > 1 else chosen
+    return {**chosen, "bn": 4, "loads": 2} if m > 1 else chosen
 
 
 def gemv_shape(bits: int, n: int, k: int, chosen: Config, sms: int, gated: bool) -> tuple[int, int, int, int]:
@@ -344,9 +345,9 @@ def gemv_shape(bits: int, n: int, k: int, chosen: Config, sms: int, gated: bool)
     return bn, wide, warps, min(sms * max(1, chosen["threads"] // (32 * warps)), cdiv(n, bn // 2 if gated else bn))
 
 
-def takes(x: torch.Tensor, weight: torch.Tensor, m: int, k: int) -> bool:
+def takes(bits: int, x: torch.Tensor, weight: torch.Tensor, m: int, k: int) -> bool:
     """Whether these kernels do it: few rows of halves, whole rows of weights a program, addresses that wide loads can have."""
-    if x.dtype not in (torch.float16, torch.bfloat16) or not 1 <= m <= MOST_ROWS or k % 4 or not 0 < k <= WIDEST:
+    if x.dtype not in (torch.float16, torch.bfloat16) or not 1 <= m <= MOST_ROWS[bits] or k % 4 or not 0 < k <= WIDEST:
         return False
     return x.data_ptr() % 8 == 0 and weight.data_ptr() % 4 == 0
 
@@ -363,8 +364,9 @@ def run_gemv(x: torch.Tensor, weight: torch.Tensor, scale: Optional, bias: Optio
     words = k * bits // 32
     launch(
         gemv_kernel, (programs,), x, weight.view(torch.int32), scale, bias, residual, out, n, k, words, M=m, BN=bn, BW=wide, BITS=bits,
-        GATED=gated, FP16=x.dtype is torch.float16, HALF=m == 1 and bits == 8 and bool(chosen["half"]), EVEN=words == wide,
-        CACHED=bool(chosen["cached"]), AHEAD=bool(chosen["ahead"]), EMULATED=INTERPRETED, num_warps=warps, **early(device, bool(chosen["early"])),
+        GATED=gated, FP16=x.dtype is torch.float16, HALF=bits == 8 and x.dtype is torch.bfloat16 and bool(chosen["half"]),
+        EVEN=words == wide, CACHED=bool(chosen["cached"]), AHEAD=bool(chosen["ahead"]), EMULATED=INTERPRETED, num_warps=warps,
+        **early(device, bool(chosen["early"])),
     )  # fmt: skip
     return out
 
@@ -374,8 +376,9 @@ def nibbles_config(n: int, k: int, group: int, gated: bool) -> Config:
     return config("gemv_4", (1, n, k, gated, group), _NIBBLES)
 
 
-def run_nibbles(x: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, group: int, bias: Optional, residual: Optional, gated: bool) -> torch.Tensor:  # fmt: skip
-    """x [1, K] @ weight^T of int4 words in groups of 128 or more."""
+def run_nibbles(x: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, group: int, bias: Optional, residual: Optional,
+                gated: bool) -> torch.Tensor:  # fmt: skip
+    """x [1, K] bfloat16 @ weight^T of int4 words in groups of 128 or more."""
     k, rows = x.shape[1], words.shape[0]
     n = rows // 2 if gated else rows
     device = x.get_device()
@@ -384,7 +387,8 @@ def run_nibbles(x: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, group
     out = torch.empty((1, n), dtype=STORED.get(x.dtype, x.dtype), device=x.device)
     launch(
         gemv_nibbles_kernel, (programs,), x, words, scale, bias, residual, out, n, k, words.shape[1], scale.shape[1], GROUP=group, BN=bn,
-        BW=wide, GATED=gated, FP16=x.dtype is torch.float16, CHAIN=chosen["chain"], EVEN=words.shape[1] == wide,
-        CACHED=bool(chosen["cached"]), AHEAD=bool(chosen["ahead"]), EMULATED=INTERPRETED, num_warps=warps, **early(device, bool(chosen["early"])),
+        BW=wide, GATED=gated, CHAIN=chosen["chain"], EVEN=words.shape[1] == wide,
+        CACHED=bool(chosen["cached"]), AHEAD=bool(chosen["ahead"]), EMULATED=INTERPRETED, num_warps=warps,
+        **early(device, bool(chosen["early"])),
     )  # fmt: skip
     return out

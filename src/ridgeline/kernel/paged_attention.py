@@ -7,6 +7,8 @@
 The query heads of a group go through a tile of keys together, padded to 16 for tensor cores: keys and values are read once. The
 number of shares comes from shapes alone (enough programs to fill the GPU); each program reads its sequence's length on the device and
 takes its share of that, so short sequences in a long table spread as well and nothing waits for the host (Dao 2023, flash-decoding).
+window: only the last `window` tokens of a sequence are read. int8 caches come with a scale a token and head [pages, page_size, Hkv]:
+the scale of a key multiplies its score and that of a value its weight, so tensor cores see small integers, which halves hold exactly.
 Least bytes: lengths · Hkv · D · 2, once: 0.54 GB for B 32, 4096 tokens, Hkv 8, D 128 in bfloat16, 0.124 ms at 4.34 TB/s.
 Limits: page_size a power of two >= 16, D up to 256, no gradient. float64 and scale <= 0 take the plain formula. Length 0 gives zeros.
 """
@@ -24,6 +26,7 @@ from .attention_kernels import narrowed
 from .case import Case, Inputs, benchmark
 from .jit import INTERPRETED, cdiv, jit, launch, next_power_of_2, tl
 from .library import operator
+from .overlap import begin, early, wait
 from .tuning import config, space
 
 Tensor = torch.Tensor
@@ -31,18 +34,24 @@ Tensor = torch.Tensor
 
 @jit
 def paged_split(  # type: ignore[no-untyped-def]
-    q_ptr, k_ptr, v_ptr, table_ptr, lengths_ptr, out_ptr, lse_ptr, q_b, q_h, k_p, k_s, k_h, v_p, v_s, v_h, table_b,
-    shared, group, splits, capacity, scale,
-    PAGE: tl.constexpr, DIRECT: tl.constexpr, UPCAST: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr,
+    q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, lengths_ptr, out_ptr, lse_ptr, q_b, q_h, k_p, k_s, k_h, v_p, v_s, v_h,
+    table_b, shared, group, splits, capacity, window, scale,
+    PAGE: tl.constexpr, WINDOWED: tl.constexpr, DIRECT: tl.constexpr, UPCAST: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One share of one sequence for one key head; DIRECT: the only share, so the result itself. `scale` includes log2(e)."""
+    begin(EARLY)
+    wait(EARLY)
     head = tl.program_id(0) % shared  # fastest: the heads of a token are neighbours in memory
     split = tl.program_id(0) // shared % splits
     batch = (tl.program_id(0) // shared // splits).to(tl.int64)
     length = tl.minimum(tl.load(lengths_ptr + batch).to(tl.int32), capacity)
-    share = tl.cdiv(tl.cdiv(length, splits), BLOCK_N) * BLOCK_N
-    start = split * share
+    first = 0
+    if WINDOWED:
+        first = tl.maximum(length - window, 0)
+    base = first // BLOCK_N * BLOCK_N  # tiles begin where pages do
+    share = tl.cdiv(tl.cdiv(length - base, splits), BLOCK_N) * BLOCK_N
+    start = base + split * share
     stop = tl.minimum(start + share, length)
     members = tl.arange(0, BLOCK_G)
     columns = tl.arange(0, BLOCK_D)
@@ -59,18 +68,30 @@ def paged_split(  # type: ignore[no-untyped-def]
     for at in range(start, stop, BLOCK_N):
         tokens = at + tl.arange(0, BLOCK_N)
         valid = tokens < stop
+        if WINDOWED:
+            valid = valid & (tokens >= first)
         pages = tl.load(table_ptr + tokens // PAGE, mask=valid, other=0).to(tl.int64)
         loaded = valid[:, None] & (columns[None, :] < D)
         k = tl.load(k_ptr + (pages * k_p + tokens % PAGE * k_s)[:, None] + columns[None, :], mask=loaded, other=0.0)
         v = tl.load(v_ptr + (pages * v_p + tokens % PAGE * v_s)[:, None] + columns[None, :], mask=loaded, other=0.0)
+        if k_scale_ptr is not None:
+            places = (pages * PAGE + tokens % PAGE) * shared + head
+            k_scale = tl.load(k_scale_ptr + places, mask=valid, other=0.0).to(tl.float32)
+            v_scale = tl.load(v_scale_ptr + places, mask=valid, other=0.0).to(tl.float32)
+            k = k.to(q.dtype)
+            v = v.to(q.dtype)
         if UPCAST:
             k = k.to(tl.float32)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale  # [BLOCK_G, BLOCK_N]
+        if k_scale_ptr is not None:
+            scores *= k_scale[None, :]
         scores = tl.where(valid[None, :], scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         p = tl.exp2(scores - higher[:, None])
         shrink = tl.exp2(top - higher)
         total = total * shrink + tl.sum(p, 1)
+        if k_scale_ptr is not None:
+            p *= v_scale[None, :]
         p = narrowed(p, v.dtype, UPCAST)
         if UPCAST:
             p = p.to(tl.float32)
@@ -89,9 +110,12 @@ def paged_split(  # type: ignore[no-untyped-def]
 
 @jit
 def paged_combine(  # type: ignore[no-untyped-def]
-    part_ptr, lse_ptr, out_ptr, splits, BLOCK_S: tl.constexpr, UPCAST: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr
+    part_ptr, lse_ptr, out_ptr, splits, BLOCK_S: tl.constexpr, UPCAST: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Shares of one head weighted by their part of the softmax's sum; an empty share has lse -inf and nothing written."""
+    begin(EARLY)
+    wait(EARLY)
     row = tl.program_id(0).to(tl.int64)
     shares = tl.arange(0, BLOCK_S)
     columns = tl.arange(0, BLOCK_D)
@@ -137,6 +161,8 @@ def _configuration(block_n: int, warps: int, stages: int, waves: int) -> dict[st
 
 _TRIED = ((64, 4, 3, 4), (64, 4, 3, 5), (64, 4, 4, 2), (64, 4, 4, 8), (32, 4, 4, 8), (32, 2, 5, 8), (128, 4, 4, 2), (128, 8, 4, 2))
 space("paged_attention", __file__, [_configuration(*tried) for tried in _TRIED])
+_TRIED_INT8 = ((64, 8, 3, 2), (64, 8, 4, 2), (64, 8, 3, 1), (32, 4, 4, 3), (32, 4, 3, 4), (128, 8, 3, 1))
+space("paged_attention_int8", __file__, [_configuration(*tried) for tried in _TRIED_INT8])
 
 
 @lru_cache(maxsize=16)
@@ -150,13 +176,14 @@ def _shares(pairs: int, capacity: int, block_n: int, waves: int, processors: int
 
 
 def launch_paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, lengths: Tensor, scale: float
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, lengths: Tensor, scale: float, window: int = 0,
+    key_scale: Tensor | None = None, value_scale: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """split, and combine where there is more than one share."""
+    """split, and combine where there is more than one share; window 0: all tokens."""
     batch, heads, D = query.shape
     _, page, shared, _ = key_cache.shape
     if query.dtype == torch.float64 or D > 256 or not scale > 0:
-        return paged_attention_reference(query, key_cache, value_cache, page_table, lengths, scale)
+        return paged_attention_reference(query, key_cache, value_cache, page_table, lengths, scale, window, key_scale, value_scale)
     query = query if query.stride(2) == 1 else query.contiguous()
     page_table = page_table if page_table.stride(1) == 1 else page_table.contiguous()
     lengths = lengths if lengths.is_contiguous() else lengths.contiguous()
@@ -164,24 +191,29 @@ def launch_paged_attention(
     group = heads // max(1, shared)
     single = query.dtype == torch.float32
     block_n = 16 if INTERPRETED else (32 if single or padded > 128 else 64)
-    found = config("paged_attention", (padded, single, min(page, 128), group > 16), _configuration(block_n, 4, 3, 4))
+    op, usual = ("paged_attention", (block_n, 4, 3, 4)) if key_scale is None else ("paged_attention_int8", (block_n, 8, 3, 2))
+    found = config(op, (padded, single, min(page, 128), group > 16), _configuration(*usual))
     capacity = page_table.shape[1] * page
-    splits = _shares(batch * shared, capacity, found["block_n"], found["waves"], _processors(query.get_device()))
+    reach = min(capacity, window) if window else capacity
+    splits = _shares(batch * shared, reach, found["block_n"], found["waves"], _processors(query.get_device()))
     out = torch.empty((batch, heads, D), dtype=query.dtype, device=query.device)
     part = lse = out
+    overlapped = early(query.get_device())
     if splits > 1:
         part = torch.empty((batch, heads, splits, D), dtype=torch.float32, device=query.device)
         lse = torch.empty((batch, heads, splits), dtype=torch.float32, device=query.device)
     launch(
         paged_split, (batch * shared * splits,),
-        query, key_cache, value_cache, page_table, lengths, part, lse, *query.stride()[:2], *key_cache.stride()[:3],
-        *value_cache.stride()[:3], page_table.stride(0), shared, group, splits, capacity, scale * 1.4426950408889634,
-        PAGE=page, DIRECT=splits == 1, UPCAST=INTERPRETED, D=D, BLOCK_D=padded, BLOCK_G=max(16, next_power_of_2(group)),
-        BLOCK_N=found["block_n"], num_warps=found["warps"], num_stages=found["stages"],
+        query, key_cache, value_cache, key_scale, value_scale, page_table, lengths, part, lse, *query.stride()[:2],
+        *key_cache.stride()[:3], *value_cache.stride()[:3], page_table.stride(0), shared, group, splits, capacity, reach,
+        scale * 1.4426950408889634,
+        PAGE=page, WINDOWED=window > 0, DIRECT=splits == 1, UPCAST=INTERPRETED, D=D, BLOCK_D=padded,
+        BLOCK_G=max(16, next_power_of_2(group)), BLOCK_N=found["block_n"], num_warps=found["warps"], num_stages=found["stages"],
+        **overlapped,
     )  # fmt: skip
     if splits > 1:
         launch(paged_combine, (batch * heads,), part, lse, out, splits,
-               BLOCK_S=next_power_of_2(splits), UPCAST=INTERPRETED, D=D, BLOCK_D=padded, num_warps=4)  # fmt: skip
+               BLOCK_S=next_power_of_2(splits), UPCAST=INTERPRETED, D=D, BLOCK_D=padded, num_warps=4, **overlapped)  # fmt: skip
     return out
 
 
@@ -206,19 +238,34 @@ def _gathered(cache: Tensor, page_table: Tensor) -> Tensor:
     return cache[page_table.long().clamp(0, max(0, cache.shape[0] - 1))].flatten(1, 2).transpose(1, 2)
 
 
-def _seen(cache: Tensor, page_table: Tensor, lengths: Tensor) -> Tensor:
-    return torch.arange(page_table.shape[1] * cache.shape[1], device=cache.device) < lengths[:, None]
+def _seen(cache: Tensor, page_table: Tensor, lengths: Tensor, window: int = 0) -> Tensor:
+    capacity = page_table.shape[1] * cache.shape[1]
+    tokens, lengths = torch.arange(capacity, device=cache.device), lengths[:, None].clamp_max(capacity)
+    return (tokens < lengths) & (tokens >= lengths - window) if window else tokens < lengths
 
 
 def paged_attention_reference(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, lengths: Tensor, scale: float
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, lengths: Tensor, scale: float, window: int = 0,
+    key_scale: Tensor | None = None, value_scale: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Gather, then torch's attention with a mask."""
-    seen = _seen(key_cache, page_table, lengths)
+    seen = _seen(key_cache, page_table, lengths, window)
     # What lies beyond a length may be anything, infinities too, which a masked weight of zero would turn into nan.
-    keys, values = (_gathered(cache, page_table).masked_fill(~seen[:, None, :, None], 0) for cache in (key_cache, value_cache))
+    keys, values = (
+        _widened(cache, scales, query.dtype, page_table).masked_fill(~seen[:, None, :, None], 0)
+        for cache, scales in ((key_cache, key_scale), (value_cache, value_scale))
+    )
     out = F.scaled_dot_product_attention(query[:, :, None], keys, values, attn_mask=seen[:, None, None], scale=scale, enable_gqa=True)
     return out[:, :, 0].masked_fill((lengths <= 0)[:, None, None], 0).contiguous()
+
+
+def _widened(cache: Tensor, scales: Tensor | None, dtype: torch.dtype, page_table: Tensor) -> Tensor:
+    """Gathered keys or values; those of an int8 cache times their scales, rounded once."""
+    found = _gathered(cache, page_table)
+    if scales is None:
+        return found
+    wide = torch.promote_types(dtype, torch.float32)
+    return (found.to(wide) * _gathered(scales[..., None], page_table).to(wide)).to(dtype)
 
 
 def paged_write_reference(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
@@ -230,7 +277,7 @@ def paged_write_reference(key: Tensor, value: Tensor, key_cache: Tensor, value_c
     value_cache[places // page, places % page] = value[inside]
 
 
-def _fake(query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, lengths: Tensor, scale: float) -> Tensor:
+def _fake(query: Tensor, *rest: Any) -> Tensor:
     return query.new_empty(query.shape)
 
 
@@ -239,7 +286,8 @@ def _fake_write(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tens
 
 
 paged_attention_op = operator(
-    "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor page_table, Tensor lengths, float scale) -> Tensor",
+    "paged_attention(Tensor query, Tensor key_cache, Tensor value_cache, Tensor page_table, Tensor lengths, float scale, int window=0, "
+    "Tensor? key_scale=None, Tensor? value_scale=None) -> Tensor",
     launch=launch_paged_attention,
     reference=paged_attention_reference,
     fake=_fake,
@@ -252,7 +300,7 @@ paged_write_op = operator(
 )
 
 
-def _checked(key_cache: Tensor, value_cache: Tensor, new: Tensor) -> None:
+def _checked(key_cache: Tensor, value_cache: Tensor, new: Tensor, scaled: bool = False) -> None:
     """Caches that fit each other and what is asked of or written to them, [.., heads, D]."""
     if key_cache.dim() != 4 or key_cache.shape != value_cache.shape or new.dim() != 3 or new.shape[2] != key_cache.shape[3]:
         what = f"caches {tuple(key_cache.shape)} and {tuple(value_cache.shape)} with {tuple(new.shape)}"
@@ -264,23 +312,33 @@ def _checked(key_cache: Tensor, value_cache: Tensor, new: Tensor) -> None:
         raise OptionError(
             "a cache whose last dimension is strided", why="a copy would cost more than the attention", do="keep D contiguous"
         )
-    if not new.dtype == key_cache.dtype == value_cache.dtype:
+    if not (torch.int8 if scaled else new.dtype) == key_cache.dtype == value_cache.dtype:
         what = f"{new.dtype} with caches of {key_cache.dtype} and {value_cache.dtype}"
-        raise OptionError(what, why="all share one dtype", do="cast the query or key")
+        raise OptionError(what, why="all share one dtype, or caches are int8 and have scales", do="cast the query or key")
 
 
 def paged_attention(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, lengths: Tensor, scale: float | None = None
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, lengths: Tensor, scale: float | None = None,
+    window: int | None = None, key_scale: Tensor | None = None, value_scale: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """softmax(scale · query keysᵀ) values over the first `lengths` tokens of each sequence's pages; query [B, H, D]."""
-    _checked(key_cache, value_cache, query)
+    """softmax(scale · query keysᵀ) values over the first `lengths` tokens of each sequence's pages; query [B, H, D].
+
+    window: only the last so many of them. key_scale, value_scale [pages, page_size, Hkv]: caches are int8, each token's times its scale.
+    """
+    _checked(key_cache, value_cache, query, key_scale is not None)
     if key_cache.shape[2] == 0 or query.shape[1] % key_cache.shape[2] or page_table.shape[0] != query.shape[0] or lengths.dim() != 1:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (query, key_cache, page_table, lengths))
         what = f"query, cache, page_table, lengths of {shapes}"
         raise OptionError(what, why="shapes do not fit", do="give [B, H, D], [B, max_pages], [B] and H a multiple of Hkv")
-    out: Tensor = paged_attention_op(
-        query, key_cache, value_cache, page_table, lengths, query.shape[2] ** -0.5 if scale is None else scale
-    )  # fmt: skip
+    if window is not None and window < 1:
+        raise OptionError(f"window = {window}", why="a token sees itself at least", do="give 1 or more, or None for no window")
+    for scales in (key_scale, value_scale):
+        if (scales is None) != (key_scale is None) or (
+            scales is not None and (scales.shape != key_cache.shape[:3] or not scales.is_contiguous())
+        ):
+            raise OptionError("scales of an int8 cache", why="they do not fit it", do="give both, contiguous [pages, page_size, Hkv]")
+    used = query.shape[2] ** -0.5 if scale is None else scale
+    out: Tensor = paged_attention_op(query, key_cache, value_cache, page_table, lengths, used, window or 0, key_scale, value_scale)
     return out
 
 

@@ -102,10 +102,10 @@ def _launch(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor,
     pages, page, shared, _ = key_cache.shape
     out = torch.empty((tokens, heads, width), dtype=query.dtype, device=query.device)
     launch(
-        rope_write_kernel, (tokens * (heads + shared),), query, key, value, cos.contiguous(), sin.contiguous(), slots.contiguous(), key_cache,
-        value_cache, key_scale, value_scale, out, *query.stride()[:2], *key.stride()[:2], *value.stride()[:2], *key_cache.stride()[:3],
-        *value_cache.stride()[:3], heads, shared, pages * page, PAGE=page, HALF=width // 2, BLOCK_D=next_power_of_2(width // 2),
-        UPCAST=INTERPRETED, num_warps=1, **early(query.get_device()),
+        rope_write_kernel, (tokens * (heads + shared),), query, key, value, cos.contiguous(), sin.contiguous(), slots.contiguous(),
+        key_cache, value_cache, key_scale, value_scale, out, *query.stride()[:2], *key.stride()[:2], *value.stride()[:2],
+        *key_cache.stride()[:3], *value_cache.stride()[:3], heads, shared, pages * page, PAGE=page, HALF=width // 2,
+        BLOCK_D=next_power_of_2(width // 2), UPCAST=INTERPRETED, num_warps=1, **early(query.get_device()),
     )  # fmt: skip
     return out
 
@@ -135,8 +135,8 @@ def _reference(query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tens
 
 
 _rope_write = operator(
-    "rope_write(Tensor query, Tensor key, Tensor value, Tensor cos, Tensor sin, Tensor slots, Tensor(a!) key_cache, Tensor(b!) value_cache, "
-    "Tensor(c!)? key_scale, Tensor(d!)? value_scale) -> Tensor",
+    "rope_write(Tensor query, Tensor key, Tensor value, Tensor cos, Tensor sin, Tensor slots, Tensor(a!) key_cache, "
+    "Tensor(b!) value_cache, Tensor(c!)? key_scale, Tensor(d!)? value_scale) -> Tensor",
     launch=_launch, reference=_reference, fake=lambda query, *rest: query.new_empty(query.shape),
 )  # fmt: skip
 
@@ -146,7 +146,7 @@ def rope_write(
     key_scale: Optional = None, value_scale: Optional = None,
 ) -> Tensor:  # fmt: skip
     """The query turned; the key turned and the value written to the caches, in place. Scales: the caches are int8."""
-    tokens, heads, width = query.shape
+    tokens, _, width = query.shape
     shared = key_cache.shape[2]
     shapes = key.shape == value.shape == (tokens, shared, width) and cos.shape == sin.shape == (tokens, width) and slots.shape == (tokens,)
     if not shapes or width % 2 or key_cache.shape != value_cache.shape or key_cache.shape[3] != width:
@@ -156,8 +156,15 @@ def rope_write(
     stored = query.dtype if key_scale is None else torch.int8
     scales = [x for x in (key_scale, value_scale) if x is not None]
     fitting = all(x.shape == key_cache.shape[:3] and x.is_contiguous() and x.dtype == torch.float16 for x in scales)
-    if not key_cache.dtype == value_cache.dtype == stored or len(scales) == 1 or not fitting or (key_cache.stride(3), value_cache.stride(3)) != (1, 1):
+    if (
+        not key_cache.dtype == value_cache.dtype == stored
+        or len(scales) == 1
+        or not fitting
+        or (key_cache.stride(3), value_cache.stride(3)) != (1, 1)
+    ):
         what = f"{query.dtype} into caches of {key_cache.dtype} with {len(scales)} scales"
-        raise OptionError(what, why="dtypes do not fit", do="caches have the query's dtype, or are int8 with float16 [pages, page_size, Hkv]")
+        raise OptionError(
+            what, why="dtypes do not fit", do="caches have the query's dtype, or are int8 with float16 [pages, page_size, Hkv]"
+        )
     out: Tensor = _rope_write(query, key, value, cos, sin, slots, key_cache, value_cache, key_scale, value_scale)
     return out

@@ -78,6 +78,49 @@ def test_shapes(options: dict[str, int], device: str) -> None:
             _compared(_made(torch.float32, device, **options))
 
 
+def _int8(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """int8 and its float16 scale a token and head; where nothing was written, numbers that would show."""
+    scales = (cache.float().abs().amax(-1) / 127).nan_to_num(nan=500.0).half()
+    quantised = (cache.float() / scales.float()[..., None]).round().nan_to_num(nan=127.0)
+    return quantised.to(torch.int8), scales
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("waves", [1, 12], ids=["one share", "shares"])
+@pytest.mark.parametrize("window, int8", [(5, False), (20, False), (None, True), (20, True), (1000, False)])
+def test_window_and_int8(window: int | None, int8: bool, waves: int, dtype: torch.dtype, device: str) -> None:
+    torch.manual_seed(12)
+    query, key_cache, value_cache, table, lengths = _made(dtype, device)
+    scales: tuple[torch.Tensor, ...] = ()
+    if int8:
+        (key_cache, key_scale), (value_cache, value_scale) = _int8(key_cache), _int8(value_cache)
+        scales = (key_scale, value_scale)
+    keys, values = (
+        cache.double() * scale.double()[..., None]
+        for cache, scale in zip((key_cache, value_cache), scales or (torch.ones(1),) * 2, strict=True)
+    )
+    exact = paged_attention_reference(query.double(), keys, values, table, lengths, 0.2, window or 0)
+    plain = paged_attention_reference(query.float(), keys.float(), values.float(), table, lengths, 0.2, window or 0).to(dtype)
+    with tuning.forced("paged_attention_int8" if int8 else "paged_attention", {"block_n": 16, "warps": 4, "stages": 2, "waves": waves}):
+        ours = paged_attention(query, key_cache, value_cache, table, lengths, 0.2, window, *scales)
+    check(ours, plain, exact)
+    assert torch.equal(ours[1], torch.zeros_like(ours[1]))  # length 0
+    reference = paged_attention_reference(query, key_cache, value_cache, table, lengths, 0.2, window or 0, *scales)
+    torch.testing.assert_close(reference, plain, rtol=2e-2, atol=2e-2)
+
+
+def test_reference_of_a_window_is_attention_over_its_last_tokens(device: str) -> None:
+    torch.manual_seed(13)
+    query, key_cache, value_cache, table, lengths = _made(torch.float64, device)
+    out = paged_attention_reference(query, key_cache, value_cache, table, lengths, 0.3, 7)
+    for sequence, length in enumerate(LENGTHS):
+        if length:
+            places = torch.arange(max(0, length - 7), length, device=device)
+            keys, values = (c[table[sequence, places // 16].long(), places % 16].repeat_interleave(2, 1) for c in (key_cache, value_cache))
+            weights = (torch.einsum("hd,thd->ht", query[sequence], keys) * 0.3).softmax(-1)
+            torch.testing.assert_close(out[sequence], torch.einsum("ht,thd->hd", weights, values))
+
+
 def test_scale(device: str) -> None:
     torch.manual_seed(3)
     inputs = _made(torch.float32, device)
@@ -179,6 +222,9 @@ def test_wrong_inputs_are_refused() -> None:
         (query, cache, cache[:2], table, lengths),
         (query, cache.mT.contiguous().mT, cache, table, lengths),
         (query, cache, cache, table[:0], lengths),
+        (query, cache, cache, table, lengths, None, 0),
+        (query, cache, cache, table, lengths, None, None, cache[..., 0], cache[..., 0]),
+        (query, cache.to(torch.int8), cache.to(torch.int8), table, lengths, None, None, cache[..., 0].contiguous(), None),
     )
     for given in refused:
         with pytest.raises(OptionError):

@@ -144,12 +144,13 @@ def attend(reading: Reading, query: Tensor, key: Tensor, value: Tensor, cache: K
 def _attend_rows(reading: Reading, query: Tensor, cache: KVCache, layer: int, window: int | None) -> Tensor:
     """[S, heads, head_dim] in and out, one token a row."""
     keys, values = cache.keys[layer], cache.values[layer]
-    if runs_kernels(query) and window is None and cache.key_scales is None and _fits(cache.page_size):
-        return paged_attention(query, keys, values, reading.table, reading.lengths)
+    scales = _of(cache.key_scales, layer), _of(cache.value_scales, layer)
+    if runs_kernels(query) and _fits(cache.page_size):
+        return paged_attention(query, keys, values, reading.table, reading.lengths, None, window, *scales)
     gather = reading.gather(window)
     grouped = query.unflatten(1, (keys.shape[2], -1))  # [S, kv_heads, group, head_dim]
-    keys = _gathered(keys, _of(cache.key_scales, layer), gather, query)
-    values = _gathered(values, _of(cache.value_scales, layer), gather, query)
+    keys = _gathered(keys, scales[0], gather, query)
+    values = _gathered(values, scales[1], gather, query)
     return scaled_dot_product_attention(grouped, keys, values, attn_mask=gather.mask).flatten(1, 2)
 
 

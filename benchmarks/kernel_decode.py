@@ -1,0 +1,222 @@
+"""Kernels of one decoding step, every launch configuration of each, against the bytes they must read.
+
+python benchmarks/kernel_decode.py            2 to 3 minutes on an H200; writes results/kernel-decode-<machine>.json
+  --only gemv_16,gemv_8,gemv_4,attention,layer     some of it;  --quick: the default configuration only
+
+Weights rotate over three times the L2 cache. Each number is the time of a call inside a CUDA graph of many, medians of --repeats.
+`overlap`: kernels start before the one before them has ended (kernel/overlap.py), as decoding runs them. `of_limit`: time of the least
+bytes at the read bandwidth measured in this run, over the time taken. A configuration that gives another result than torch is marked.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import write_results
+
+from ridgeline.kernel.gemv import gemv, gemv_int4, gemv_int8, weights_are_still
+from ridgeline.kernel.gemv_kernels import CANDIDATES
+from ridgeline.kernel.paged_attention import paged_attention, paged_write
+from ridgeline.kernel.rms_norm import add_rms_norm
+from ridgeline.kernel.rope import rope
+from ridgeline.kernel.rope_write import rope_write
+from ridgeline.kernel.tuning import forced, spaces
+from ridgeline.kernel.weight_only import linear_int4, linear_int8, quantize_int4, quantize_int8
+from ridgeline.measure.environment import machine_name
+
+SHAPES = ((14336, 4096), (4096, 14336), (6144, 4096), (28672, 4096), (128256, 4096), (2048, 5632), (5632, 2048))
+L2_BYTES = 60e6
+Call = Callable[[int], torch.Tensor]
+
+
+def graph_seconds(call: Call, sets: int, repeats: int) -> float:
+    """Seconds a call, in a graph of at least 60 over all input sets."""
+    for index in range(min(sets, 3)):
+        call(index)
+    torch.cuda.synchronize()
+    calls = max(1, 60 // sets) * sets
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = [call(index % sets) for index in range(calls)]
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    found = []
+    for _ in range(repeats + 1):
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) / 1e3 / calls)
+    del kept
+    return median(found[1:])
+
+
+def read_bps(repeats: int) -> float:
+    """Bytes a second of our own sum over 1 GiB, as in the other kernel benchmarks."""
+    from ridgeline.kernel.reduce import sum as own_sum
+
+    data = torch.randn(1 << 28, device="cuda")
+    return data.nbytes / graph_seconds(lambda _: own_sum(data), 1, repeats)
+
+
+def stored(bits: int, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return (weight,) if bits == 16 else quantize_int8(weight) if bits == 8 else quantize_int4(weight)
+
+
+def ways(bits: int, held: list[tuple[torch.Tensor, ...]], x: torch.Tensor, quick: bool) -> Iterator[tuple[str, Any, bool, Call]]:
+    """(name, configuration, overlapping, call) of a product."""
+    ours: Any = {16: gemv, 8: gemv_int8, 4: gemv_int4}[bits]
+    plain: Any = {16: F.linear, 8: linear_int8, 4: linear_int4}[bits]
+    yield "torch" if bits == 16 else f"linear_int{bits}", None, False, lambda index: plain(x, *held[index])
+    yield "gemv", CANDIDATES[bits][0], False, lambda index: ours(x, *held[index])
+    for chosen in CANDIDATES[bits][: 1 if quick else None]:
+        yield "gemv", chosen, True, lambda index: ours(x, *held[index])
+
+
+def timed(op: str, shape: list[int], name: str, chosen: Any, overlap: bool, call: Call, sets: int, moved: int, best: float, repeats: int,
+          expected: torch.Tensor | None = None) -> dict[str, Any]:  # fmt: skip
+    """One row; an error is a row too."""
+    row: dict[str, Any] = {"op": op, "shape": shape, "way": name, "config": None if chosen is None else dict(chosen), "overlap": overlap}
+    setting: AbstractContextManager[Any] = nullcontext() if chosen is None else forced(op, chosen)
+    try:
+        with setting, weights_are_still() if overlap else nullcontext():
+            if expected is not None:
+                error = float((call(0).float() - expected).norm() / expected.norm())
+                row |= {"error": error, "right": error < 1e-2}
+            seconds = graph_seconds(call, sets, repeats)
+        row |= {"us": seconds * 1e6, "bps": moved / seconds, "of_limit": moved / best / seconds}
+    except Exception as problem:
+        row["failed"] = str(problem).splitlines()[0][:200]
+    what = f"{op} {shape} {name} {'overlap ' if overlap else ''}{row['config'] or ''}"
+    wrong = "" if row.get("right", True) else " WRONG"
+    print(f"{what} {row.get('us', 0):.2f} us {100 * row.get('of_limit', 0):.1f} % {row.get('failed', '')}{wrong}", flush=True)
+    return row
+
+
+def products(bits: int, best: float, repeats: int, quick: bool) -> list[dict[str, Any]]:
+    rows = []
+    for n, k in SHAPES:
+        x = torch.randn(1, k, device="cuda").bfloat16()
+        first = (torch.randn(n, k, device="cuda") * k**-0.5).bfloat16()
+        size = n * k * bits // 8
+        sets = max(2, int(3 * L2_BYTES // size) + 1)
+        held = [stored(bits, first)]
+        held += [tuple(t.clone() for t in held[0]) for _ in range(sets - 1)]
+        moved = sum(t.nbytes for t in held[0]) + x.nbytes + 2 * n
+        torch.cuda.synchronize()
+        expected = {16: F.linear, 8: linear_int8, 4: linear_int4}[bits](x, *held[0]).float()
+        for name, chosen, overlap, call in ways(bits, held, x, quick):
+            rows.append(timed(f"gemv_{bits}", [1, n, k], name, chosen, overlap, call, sets, moved, best, repeats, expected))
+        if bits == 16:
+            for m in (2, 4, 8):
+                many = torch.randn(m, k, device="cuda").bfloat16()
+                for name, function in (("torch", F.linear), ("gemv", gemv)):
+                    call = lambda index, function=function, many=many, held=held: function(many, *held[index])  # noqa: E731
+                    rows.append(timed("gemv_16", [m, n, k], name, None, name == "gemv", call, sets, moved, best, repeats))
+    return rows
+
+
+def attention(best: float, repeats: int, quick: bool) -> list[dict[str, Any]]:
+    rows = []
+    for batch, tokens in ((1, 256), (1, 4096), (32, 1024), (64, 2048)):
+        pages = batch * tokens // 16
+        query = torch.randn(batch, 32, 128, device="cuda").bfloat16()
+        table = torch.randperm(pages, device="cuda").int().view(batch, -1)
+        lengths = torch.full((batch,), tokens, dtype=torch.int32, device="cuda")
+        wide = [torch.randn(pages, 16, 8, 128, device="cuda").bfloat16() for _ in range(2)]
+        small = [torch.randint(-127, 128, (pages, 16, 8, 128), device="cuda", dtype=torch.int8) for _ in range(2)]
+        scales = [torch.rand(pages, 16, 8, device="cuda").half() / 64 for _ in range(2)]
+        for op, stores, given in (("paged_attention", wide, []), ("paged_attention_int8", small, scales)):
+            moved = sum(t.nbytes for t in [*stores, *given])
+            inputs = (query, *stores, table, lengths, None, None, *given)
+            for chosen in [None, *spaces()[op]][: 1 if quick else None]:
+                call = lambda _, inputs=inputs: paged_attention(*inputs)  # noqa: E731
+                rows.append(timed(op, [batch, tokens, 32, 8, 128], "ours", chosen, True, call, 1, moved, best, repeats))
+    return rows
+
+
+class Layer:
+    """One decoder layer of one token, 256 tokens back, as its kernels in a row."""
+
+    def __init__(self, bits: int, hidden: int, heads: int, shared: int, inner: int, width: int) -> None:
+        self.heads, self.shared, self.width = heads, shared, width
+        shapes = (((heads + 2 * shared) * width, hidden), (hidden, heads * width), (2 * inner, hidden), (hidden, inner))
+        self.sets = max(2, int(3 * L2_BYTES // (sum(n * k for n, k in shapes) * bits // 8)) + 1)
+        self.weights = [
+            [stored(bits, (torch.randn(n, k, device="cuda") * k**-0.5).bfloat16()) for n, k in shapes] for _ in range(self.sets)
+        ]
+        self.moved = sum(t.nbytes for held in self.weights[0] for t in held)
+        self.product: Any = {16: gemv, 8: gemv_int8, 4: gemv_int4}[bits]
+        self.extra = (128,) if bits == 4 else ()
+        self.x, self.gain = torch.randn(1, hidden, device="cuda").bfloat16(), torch.ones(hidden, device="cuda").bfloat16()
+        self.caches = [torch.randn(64, 16, shared, width, device="cuda").bfloat16() for _ in range(2)]
+        self.table, self.lengths = torch.arange(32, device="cuda").int()[None], torch.tensor([256], device="cuda").int()
+        self.slots, self.turn = torch.tensor([255], device="cuda"), torch.rand(1, width, device="cuda")
+        torch.cuda.synchronize()
+
+    def step(self, index: int, fused: bool) -> torch.Tensor:
+        qkv, out, up, down = self.weights[index]
+        normed, total = add_rms_norm(self.x, self.x, self.gain, 1e-5)
+        parts = self.product(normed, *qkv).view(1, self.heads + 2 * self.shared, self.width)
+        query, key, value = parts.split((self.heads, self.shared, self.shared), 1)
+        if fused:
+            query = rope_write(query, key, value, self.turn, self.turn, self.slots, *self.caches)
+        else:
+            query, key = (y[0] for y in rope(query[None], key[None], self.turn, self.turn))
+            paged_write(key, value, *self.caches, self.slots)
+        seen = paged_attention(query, *self.caches, self.table, self.lengths).view(1, -1)
+        normed, total = add_rms_norm(self.product(seen, *out), total, self.gain, 1e-5)
+        gated = self.product(normed, *up, *self.extra, None, None, True)
+        last: torch.Tensor = self.product(gated, *down, *self.extra, None, total)
+        return last
+
+
+def layers(best: float, repeats: int) -> list[dict[str, Any]]:
+    """The least time of a layer is that of its weights' bytes."""
+    rows = []
+    for name, sizes in (("8b", (4096, 32, 8, 14336, 128)), ("1.1b", (2048, 32, 4, 5632, 64))):
+        for bits in (16, 8, 4):
+            one = Layer(bits, *sizes)
+            for way, fused, overlap in (("plain", False, False), ("rope_write", True, False), ("rope_write", True, True)):
+                call = lambda index, one=one, fused=fused: one.step(index, fused)  # noqa: E731
+                rows.append(timed("layer", [bits, *sizes], f"{name} {way}", None, overlap, call, one.sets, one.moved, best, repeats))
+            del one, call
+            torch.cuda.empty_cache()
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="gemv_16,gemv_8,gemv_4,attention,layer")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--out", type=Path, default=None, help="folder for the result file")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    best = read_bps(options.repeats)
+    print(f"read {best / 1e12:.3f} TB/s")
+    rows: list[dict[str, Any]] = []
+    for part in options.only.split(","):
+        if part == "attention":
+            rows += attention(best, options.repeats, options.quick)
+        elif part == "layer":
+            rows += layers(best, options.repeats)
+        else:
+            rows += products(int(part.removeprefix("gemv_")), best, options.repeats, options.quick)
+    for op, shape in sorted({(row["op"], tuple(row["shape"])) for row in rows if row["op"].startswith("gemv") and row["shape"][0] == 1}):
+        fit = [row for row in rows if row["op"] == op and tuple(row["shape"]) == shape and row.get("right") and "us" in row]
+        first = min(fit, key=lambda row: row["us"])
+        print(f"best {op} {shape}: {first['us']:.2f} us, {100 * first['of_limit']:.1f} % {first['way']} {first['config']}")
+    name = machine_name("cuda")
+    machine = {"device": name, "read_bps": best}
+    print(write_results("kernel", "decode", name.lower().removeprefix("nvidia ").replace(" ", "-"), machine, rows, options.out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Products of decoding and their epilogues against float64: halves, int8, int4, several rows, gates, residuals, every candidate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from ridgeline.core.errors import OptionError
+from ridgeline.kernel.gemv import gemv, gemv_int4, gemv_int8, gemv_swiglu, weights_are_still
+from ridgeline.kernel.gemv_kernels import ALL, CANDIDATES, gemv_shape
+from ridgeline.kernel.overlap import early
+from ridgeline.kernel.tuning import forced
+from ridgeline.kernel.weight_only import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
+from tests.kernel.support import FLOATS, check, passes
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def stored(bits: int, weight: torch.Tensor) -> tuple[Any, tuple[Any, ...], torch.Tensor]:
+    """(operator, the weight as it takes it, what that stands for in float64)."""
+    if bits == 16:
+        return gemv, (weight,), weight.double()
+    if bits == 8:
+        q, scale = quantize_int8(weight)
+        return gemv_int8, (q, scale), dequantize_int8(q, scale, torch.float64)
+    packed, scale = quantize_int4(weight)
+    return gemv_int4, (packed, scale, 128), dequantize_int4(packed, scale, 128, weight.shape[1], None, torch.float64)
+
+
+def formula(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any, swiglu: bool) -> torch.Tensor:
+    out = F.linear(x, weight, bias)
+    if swiglu:
+        gate, up = out.chunk(2, -1)
+        out = F.silu(gate) * up
+    return out if residual is None else out + residual
+
+
+def compared(bits: int, x: torch.Tensor, weight: torch.Tensor, bias: bool = False, residual: bool = False, swiglu: bool = False) -> None:
+    operator, held, exact = stored(bits, weight)
+    rows = weight.shape[0]
+    extra = torch.randn(rows, device=x.device).to(x.dtype) if bias else None
+    added = torch.randn(*x.shape[:-1], rows // 2 if swiglu else rows, device=x.device).to(x.dtype) if residual else None
+    wide = [None if t is None else t.double() for t in (extra, added)]
+    plain = formula(x, exact.to(x.dtype), extra, added, swiglu)
+    check(operator(x, *held, extra, added, swiglu), plain, formula(x.double(), exact, *wide, swiglu))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("m, n, k", [(1, 34, 512), (1, 36, 300), (2, 18, 260), (3, 10, 128)])
+def test_epilogues(bits: int, dtype: torch.dtype, m: int, n: int, k: int, device: str) -> None:
+    """Three rows and float32 are left to others; several tiles a program."""
+    x, weight = torch.randn(m, k, device=device).to(dtype), (torch.randn(2 * n, k, device=device) * k**-0.5).to(dtype)
+    with forced(f"gemv_{bits}", {**CANDIDATES[bits][0], "bn": 16, "half": bits < 16, "threads": 32}):
+        compared(bits, x, weight[:n], bias=True, residual=True)
+        compared(bits, x, 2 * weight, bias=True, residual=True, swiglu=True)
+
+
+@pytest.mark.parametrize("bits, way", [(bits, way) for bits, ways in CANDIDATES.items() for way in range(len(ways))])
+def test_every_candidate(bits: int, way: int, device: str) -> None:
+    """Rows that are no multiple of the tile, of a length that is no power of two."""
+    x, weight = torch.randn(1, 300, device=device).bfloat16(), torch.randn(10, 300, device=device).bfloat16()
+    with forced(f"gemv_{bits}", CANDIDATES[bits][way]):
+        compared(bits, x, weight * 0.05, swiglu=way % 2 == 0)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_sums_in_float16_lose_no_digits(bits: int, device: str) -> None:
+    """x of one sign, x with outliers, x too large and too small for float16; without the leeway that bfloat16 has when interpreted."""
+    weight = torch.randn(64, 1024, device=device).bfloat16()
+    noise = torch.randn(1, 1024, device=device)
+    operator, held, wide = stored(bits, weight)
+    for x in (noise.abs() * 0.01 + 100, noise * (1 + 1000 * (noise > 2.5)), noise * 1e30, noise * 1e-30, 0 * noise):
+        x = x.bfloat16()
+        with forced(f"gemv_{bits}", {**CANDIDATES[bits][0], "bn": 64}):
+            ours = operator(x, *held)
+        assert passes(ours, F.linear(x, wide.bfloat16()), x.double() @ wide.t())
+
+
+def test_layouts_and_empty(device: str) -> None:
+    weight = torch.randn(12, 64, device=device).half()
+    wide = torch.randn(2, 2, 128, device=device).half()
+    for x in (wide[..., ::2], wide[..., 3:67], wide[0, 0, :64], wide[0, 0, 1:65], wide[:0, :, :64]):
+        torch.testing.assert_close(gemv(x, weight), F.linear(x, weight), rtol=1e-2, atol=3e-2)
+    for other in (weight.t().contiguous().t(), torch.cat([weight.flatten()[:1], weight.flatten()])[1:].view(12, 64)):
+        torch.testing.assert_close(gemv(wide[0, :1, :64], other), F.linear(wide[0, :1, :64], other), rtol=1e-2, atol=3e-2)
+    assert gemv_swiglu(wide[0, :, :64], weight).shape == (2, 6)
+
+
+def test_bitwise_the_same_twice(device: str) -> None:
+    x, weight = torch.randn(2, 256, device=device).half(), torch.randn(24, 256, device=device).half()
+    assert torch.equal(gemv(x, weight), gemv(x, weight))
+
+
+def test_operators_are_registered_right(device: str) -> None:
+    x, weight = torch.randn(1, 128, device=device).half(), torch.randn(8, 128, device=device).half()
+    residual = torch.randn(1, 4, device=device).half()
+    torch.library.opcheck(torch.ops.ridgeline.gemv, (x, weight, weight[:, 0].contiguous(), residual, True))
+    torch.library.opcheck(torch.ops.ridgeline.gemv_int8, (x, *quantize_int8(weight), None, None, False))
+    torch.library.opcheck(torch.ops.ridgeline.gemv_int4, (x, *quantize_int4(weight), 128, None, residual, True))
+
+
+def test_wrong_arguments_say_so(device: str) -> None:
+    x, weight = torch.randn(1, 128, device=device).half(), torch.randn(7, 128, device=device).half()
+    for call in (
+        lambda: gemv(x[:, :100], weight),
+        lambda: gemv_swiglu(x, weight),
+        lambda: gemv(x, weight, weight[0]),
+        lambda: gemv(x, weight, None, x),
+        lambda: gemv_int8(x, weight, weight[:, 0]),
+        lambda: gemv_int4(x, quantize_int4(weight)[0], weight[:, :2]),
+    ):
+        with pytest.raises(OptionError):
+            call()
+
+
+def test_shape_of_a_launch() -> None:
+    chosen = {"bn": 2, "loads": 4, "threads": 512}
+    assert gemv_shape(16, 4096, 4096, chosen, 132, False) == (2, 2048, 4, 528)
+    assert gemv_shape(16, 4096, 4096, {**chosen, "threads": ALL}, 132, False) == (2, 2048, 4, 2048)
+    assert gemv_shape(4, 14336, 4096, {**chosen, "bn": 1}, 132, True) == (2, 512, 1, 2112)
+
+
+def test_overlap_only_where_weights_are_still(device: str) -> None:
+    assert early(0 if device == "cuda" else -1) == {"EARLY": False}
+    with weights_are_still():
+        able = device == "cuda" and torch.cuda.get_device_capability()[0] >= 9
+        assert early(0 if device == "cuda" else -1)["EARLY"] is able
+    assert early(0 if device == "cuda" else -1) == {"EARLY": False}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="large sizes need a GPU")
+@pytest.mark.parametrize("bits, way", [(bits, way) for bits, ways in CANDIDATES.items() for way in range(len(ways))])
+@pytest.mark.parametrize("n, k", [(14336, 4096), (4096, 14336), (2048, 5632)])
+def test_every_candidate_on_the_gpu(bits: int, way: int, n: int, k: int) -> None:
+    x, weight = torch.randn(1, k, device="cuda").bfloat16(), torch.randn(n, k, device="cuda").bfloat16()
+    torch.cuda.synchronize()
+    with forced(f"gemv_{bits}", CANDIDATES[bits][way]), weights_are_still():
+        compared(bits, x, weight, residual=True)
+        compared(bits, x, weight * k**-0.5, swiglu=True)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_a_chain_of_overlapping_kernels_waits_for_each_link(bits: int) -> None:
+    """Each product needs the one before; a read before its end would show. In a graph too."""
+    weight = (torch.randn(4096, 4096, device="cuda") / 64).bfloat16()
+    operator, held, _ = stored(bits, weight)
+    x = torch.randn(1, 4096, device="cuda").bfloat16()
+
+    def chain(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            x = operator(x, *held, None, x)
+        return x
+
+    expected = chain(x)
+    torch.cuda.synchronize()
+    with weights_are_still():
+        for _ in range(20):
+            assert torch.equal(chain(x), expected)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = chain(x)
+    for _ in range(20):
+        out.zero_()
+        graph.replay()
+        assert torch.equal(out, expected)
