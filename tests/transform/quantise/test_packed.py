@@ -216,6 +216,14 @@ def test_fill_refuses_another_shape() -> None:
         linear(Grid(8)).fill(quantise(weight_of(8, 8), Grid(8)))
 
 
+@pytest.mark.parametrize("columns", [70, 72, 100, 112])
+def test_rows_of_any_length_in_eight_bits(columns: int) -> None:
+    layer = linear(Grid(8), columns=columns).bfloat16()
+    x = torch.randn(2, columns, generator=torch.Generator().manual_seed(0)).bfloat16()
+    exact = functional.linear(x.double(), layer.dequantised(torch.float64), layer.bias.double())  # type: ignore[union-attr]
+    assert float((layer(x).double() - exact).detach().abs().max()) <= 0.02 * float(exact.abs().max())
+
+
 @pytest.mark.parametrize("grid", [g for g in GRIDS if g.bits <= 4], ids=str)
 def test_cuda_layout_holds_the_same_weights(grid: Grid) -> None:
     """Without a GPU: the layout is unpacked again by the kernel room's own dequantiser, and the product taken by its reference."""
