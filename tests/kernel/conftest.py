@@ -1,11 +1,12 @@
 """Tests that run in processes of their own, in the background of the others.
 
-pytest ──collected──> numerics (TRITON_INTERPRET=1), compiled (=0), compress (tests/train, transform, crossbar) ──> test_interpreted.py
+pytest ──collected──> numerics (TRITON_INTERPRET=1), compiled (=0), compress (tests/train, …), models (tests/workload, most of llm)
+         ──> test_interpreted.py
 
 Numeric tests run the Triton kernels: on a GPU where there is one, interpreted with TRITON_INTERPRET=1, and not at all otherwise. Triton
-reads the variable when a kernel is defined, so one process cannot do both. Training, compression and crossbars have a process of their
-own to use the second core. All start when collecting is done and give way to the tests in front (nice); test_interpreted.py, put last,
-waits and judges.
+reads the variable when a kernel is defined, so one process cannot do both. Training, compression and crossbars, and models, have processes
+of their own to use the second core. All start when collecting is done and give way to the tests in front (nice); test_interpreted.py,
+put last, waits and judges.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ import os
 import subprocess
 import sys
 import tempfile
+from itertools import chain
 from typing import IO, NamedTuple
 
 import pytest
 
 from tests.support import ROOT
 
-NUMERICS, COMPILED, COMPRESS = "numerics", "compiled", "compress"
+NUMERICS, COMPILED, COMPRESS, MODELS = "numerics", "compiled", "compress", "models"
 FOLDERS = {
     NUMERICS: ["tests/kernel/numerics"],
     COMPILED: ["tests/kernel/compiled"],
     COMPRESS: ["tests/train", "tests/transform", "tests/crossbar"],
+    MODELS: ["tests/workload", *(f"tests/llm/{part}" for part in ("model", "load", "cache", "engine", "speculate"))],
 }
+BEHIND = (COMPRESS, MODELS)
 JUDGE = "test_interpreted.py"
 
 
@@ -47,10 +51,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     judges = [item for item in items if item.path.name == JUDGE]
     if not judges or config.option.collectonly:
         return
-    behind = [item for item in items if any(item.path.is_relative_to(ROOT / folder) for folder in FOLDERS[COMPRESS])]
-    apart = {id(item) for item in [*behind, *judges]}
+    behind = {
+        group: [item for item in items if any(item.path.is_relative_to(ROOT / folder) for folder in FOLDERS[group])] for group in BEHIND
+    }
+    apart = {id(item) for item in [*chain(*behind.values()), *judges]}
     items[:] = [item for item in items if id(item) not in apart] + judges
-    config.stash[GROUPS] = [COMPRESS] if behind else []
+    config.stash[GROUPS] = [group for group in BEHIND if behind[group]]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -53,7 +53,7 @@ def compared(bits: int, x: torch.Tensor, weight: torch.Tensor, bias: bool = Fals
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("bits", [16, 8, 4])
-@pytest.mark.parametrize("m, n, k", [(1, 34, 512), (1, 36, 300), (2, 18, 260), (3, 10, 128)])
+@pytest.mark.parametrize("m, n, k", [(1, 34, 512), (2, 18, 260), (3, 10, 128)])
 def test_epilogues(bits: int, dtype: torch.dtype, m: int, n: int, k: int, device: str) -> None:
     """Three rows and float32 are left to others; several tiles a program."""
     x, weight = torch.randn(m, k, device=device).to(dtype), (torch.randn(2 * n, k, device=device) * k**-0.5).to(dtype)
