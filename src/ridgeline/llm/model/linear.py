@@ -42,9 +42,6 @@ FEW_ROWS = 8
 CPU_ROWS = 12
 """Rows of bfloat16 above which the CPU's int8 kernel is slower than widening the codes (measured: AMD EPYC, 3072 x 576)."""
 
-CPU_COLUMNS = 32
-"""torch's int8 kernel on the CPU reads past the end of rows that are no multiple of its vectors: NaN, or a crash (torch 2.13)."""
-
 
 def _few(x: Tensor, rows: int = FEW_ROWS) -> bool:
     return runs_kernels(x) and x.shape[0] <= rows
@@ -97,8 +94,6 @@ class Int8Linear(QuantisedLinear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, name: str = "the weight") -> None:
         super().__init__(weight, bias, Grid(8, scale_type=_scale_type(weight) if weight.device.type == "cpu" else "float32"))
-        if self.kernel == "int8-cpu" and weight.shape[1] % CPU_COLUMNS:
-            self.kernel, self.reason = None, f"torch's int8 CPU kernel needs rows of a multiple of {CPU_COLUMNS}, not {weight.shape[1]}"
         self._layout = _laid_out(self.kernel or "int8-cpu", weight, self.grid, name)
 
     @property

@@ -3,7 +3,7 @@
     Quantised, device, dtype of x ──choose──> int8-cpu | int4-cpu | int8-cuda | int4-cuda | None and why
     Quantised ──build──> Layout(tensors of that kernel) ──multiply(x [M, K])──> [M, N]
 
-    int8-cpu   aten._weight_int8pack_mm            symmetric, one scale a row, 5 to 8 bits      codes as stored, K % 16 = 0
+    int8-cpu   aten._weight_int8pack_mm            symmetric, one scale a row, 5 to 8 bits      codes as stored, K % 32 = 0
     int4-cpu   aten._weight_int4pack_mm_for_cpu    2 to 4 bits, N % 16 = 0, groups of 32 to 256 repacked: N K / 2 bytes more
     int8-cuda  kernel.weight_only.linear_int8      as int8-cpu                                  codes as stored
     int4-cuda  kernel.weight_only.linear_int4      2 to 4 bits, groups of 16, 32, 64, 128 n     repacked: N K / 2 bytes more
@@ -24,7 +24,8 @@ from torch import Tensor
 from .grid import Grid, Quantised
 
 CPU_GROUPS = (256, 128, 64, 32)
-CPU_COLUMNS = 16
+CPU_COLUMNS = 32
+"""torch's int8 kernel on the CPU reads past the end of rows that are no multiple of its vectors: nonsense, or a crash (torch 2.13)."""
 CPU_ROWS = 32
 """Rows of x above which a CPU is better off to dequantise once and call its matrix product."""
 HALVES = (torch.float16, torch.bfloat16)
@@ -57,7 +58,7 @@ def choose(grid: Grid, rows: int, columns: int, device: str, dtype: torch.dtype)
         if not grid.symmetric or grid.granularity == "group":
             return None, f"{grid.bits}-bit kernels take symmetric weights with one scale a channel"
         if device == "cpu" and columns % CPU_COLUMNS:
-            return None, f"the int8 CPU kernel reads beyond a row that is no multiple of {CPU_COLUMNS}, like one of {columns}"
+            return None, f"the int8 CPU kernel needs rows of a multiple of {CPU_COLUMNS}, not {columns}"
         return f"int8-{device}", "int8 kernel, one byte a weight"
     if device == "cpu" and (rows % 16 or not cpu_group(grid, columns)):
         return None, f"the int4 CPU kernel needs rows in 16s and groups of 32, 64, 128 or 256 that divide a row, not {rows} x {columns}"
