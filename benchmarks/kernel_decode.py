@@ -1,7 +1,7 @@
 """Kernels of one decoding step, every launch configuration of each, against the bytes they must read.
 
-python benchmarks/kernel_decode.py            2 to 3 minutes on an H200; writes results/kernel-decode-<machine>.json
-  --only gemv_16,gemv_8,gemv_4,attention,layer     some of it;  --quick: the default configuration only
+python benchmarks/kernel_decode.py            3 to 5 minutes on an H200; writes results/kernel-decode-<machine>.json
+  --only gemv_16,gemv_8,gemv_4,attention,layer_16,layer_8,layer_4     some of it;  --quick: the default configuration only
 
 Weights rotate over three times the L2 cache. Each number is the time of a call inside a CUDA graph of many, medians of --repeats.
 `overlap`: kernels start before the one before them has ended (kernel/overlap.py), as decoding runs them. `of_limit`: time of the least
@@ -21,12 +21,12 @@ import torch
 import torch.nn.functional as F
 from common import write_results
 
+from ridgeline.kernel.decode_attention import decode_attention
 from ridgeline.kernel.gemv import gemv, gemv_int4, gemv_int8, weights_are_still
 from ridgeline.kernel.gemv_kernels import CANDIDATES
 from ridgeline.kernel.paged_attention import paged_attention, paged_write
 from ridgeline.kernel.rms_norm import add_rms_norm
 from ridgeline.kernel.rope import rope
-from ridgeline.kernel.rope_write import rope_write
 from ridgeline.kernel.tuning import forced, spaces
 from ridgeline.kernel.weight_only import linear_int4, linear_int8, quantize_int4, quantize_int8
 from ridgeline.measure.environment import machine_name
@@ -129,6 +129,7 @@ def attention(best: float, repeats: int, quick: bool) -> list[dict[str, Any]]:
         query = torch.randn(batch, 32, 128, device="cuda").bfloat16()
         table = torch.randperm(pages, device="cuda").int().view(batch, -1)
         lengths = torch.full((batch,), tokens, dtype=torch.int32, device="cuda")
+        turn = torch.rand(batch, 128, device="cuda"), torch.rand(batch, 128, device="cuda")
         wide = [torch.randn(pages, 16, 8, 128, device="cuda").bfloat16() for _ in range(2)]
         small = [torch.randint(-127, 128, (pages, 16, 8, 128), device="cuda", dtype=torch.int8) for _ in range(2)]
         scales = [torch.rand(pages, 16, 8, device="cuda").half() / 64 for _ in range(2)]
@@ -138,6 +139,13 @@ def attention(best: float, repeats: int, quick: bool) -> list[dict[str, Any]]:
             for chosen in [None, *spaces()[op]][: 1 if quick else None]:
                 call = lambda _, inputs=inputs: paged_attention(*inputs)  # noqa: E731
                 rows.append(timed(op, [batch, tokens, 32, 8, 128], "ours", chosen, True, call, 1, moved, best, repeats))
+            qkv = torch.randn(batch, 48, 128, device="cuda").bfloat16()
+            places = (table[:, -1] * 16 + 15).long()
+            tickets = torch.zeros(batch * 8, dtype=torch.int32, device="cuda")
+            whole = (qkv, *turn, places, *stores, table, lengths, tickets, None, None, *given)
+            for chosen in [None, *spaces()[op]][: 1 if quick else None]:
+                call = lambda _, whole=whole: decode_attention(*whole)  # noqa: E731
+                rows.append(timed(op, [batch, tokens, 32, 8, 128], "with rope and write", chosen, True, call, 1, moved, best, repeats))
     return rows
 
 
@@ -158,42 +166,54 @@ class Layer:
         self.caches = [torch.randn(64, 16, shared, width, device="cuda").bfloat16() for _ in range(2)]
         self.table, self.lengths = torch.arange(32, device="cuda").int()[None], torch.tensor([256], device="cuda").int()
         self.slots, self.turn = torch.tensor([255], device="cuda"), torch.rand(1, width, device="cuda")
+        self.tickets = torch.zeros(shared, dtype=torch.int32, device="cuda")
         torch.cuda.synchronize()
 
     def step(self, index: int, fused: bool) -> torch.Tensor:
+        """fused: five launches; else a launch for every part."""
         qkv, out, up, down = self.weights[index]
-        normed, total = add_rms_norm(self.x, self.x, self.gain, 1e-5)
-        parts = self.product(normed, *qkv).view(1, self.heads + 2 * self.shared, self.width)
-        query, key, value = parts.split((self.heads, self.shared, self.shared), 1)
         if fused:
-            query = rope_write(query, key, value, self.turn, self.turn, self.slots, *self.caches)
+            parts = self.product(self.x, *qkv, *self.extra, None, None, False, self.gain, 1e-5).view(1, -1, self.width)
+            table = (self.slots, *self.caches, self.table, self.lengths, self.tickets)
+            seen = decode_attention(parts, self.turn, self.turn, *table)
+            total = self.product(seen.view(1, -1), *out, *self.extra, None, self.x)
+            gated = self.product(total, *up, *self.extra, None, None, True, self.gain, 1e-5)
         else:
+            normed, total = add_rms_norm(self.x, self.x, self.gain, 1e-5)
+            parts = self.product(normed, *qkv).view(1, self.heads + 2 * self.shared, self.width)
+            query, key, value = parts.split((self.heads, self.shared, self.shared), 1)
             query, key = (y[0] for y in rope(query[None], key[None], self.turn, self.turn))
             paged_write(key, value, *self.caches, self.slots)
-        seen = paged_attention(query, *self.caches, self.table, self.lengths).view(1, -1)
-        normed, total = add_rms_norm(self.product(seen, *out), total, self.gain, 1e-5)
-        gated = self.product(normed, *up, *self.extra, None, None, True)
+            seen = paged_attention(query, *self.caches, self.table, self.lengths).view(1, -1)
+            normed, total = add_rms_norm(self.product(seen, *out), total, self.gain, 1e-5)
+            gated = self.product(normed, *up, *self.extra, None, None, True)
         last: torch.Tensor = self.product(gated, *down, *self.extra, None, total)
         return last
 
 
-def layers(best: float, repeats: int) -> list[dict[str, Any]]:
+def layers(bits: int, best: float, repeats: int, quick: bool) -> list[dict[str, Any]]:
     """The least time of a layer is that of its weights' bytes."""
     rows = []
     for name, sizes in (("8b", (4096, 32, 8, 14336, 128)), ("1.1b", (2048, 32, 4, 5632, 64))):
-        for bits in (16, 8, 4):
-            one = Layer(bits, *sizes)
-            for way, fused, overlap in (("plain", False, False), ("rope_write", True, False), ("rope_write", True, True)):
-                call = lambda index, one=one, fused=fused: one.step(index, fused)  # noqa: E731
-                rows.append(timed("layer", [bits, *sizes], f"{name} {way}", None, overlap, call, one.sets, one.moved, best, repeats))
-            del one, call
-            torch.cuda.empty_cache()
+        one = Layer(bits, *sizes)
+        ways: list[tuple[str, bool, bool, Any]] = [("apart", False, False, None), ("fused", True, False, None)]
+        ways += [("fused", True, True, chosen) for chosen in CANDIDATES[bits][: 1 if quick else None]]
+        for way, fused, overlap, chosen in ways:
+            call = lambda index, one=one, fused=fused: one.step(index, fused)  # noqa: E731
+            setting: AbstractContextManager[Any] = nullcontext() if chosen is None else forced(f"gemv_{bits}", chosen)
+            with setting:
+                shape = [bits, *sizes]
+                rows.append(timed("layer", shape, f"{name} {way}", None, overlap, call, one.sets, one.moved, best, repeats))
+            rows[-1]["config"] = None if chosen is None else dict(chosen)
+            print(rows[-1]["config"], flush=True)
+        del one, call
+        torch.cuda.empty_cache()
     return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="gemv_16,gemv_8,gemv_4,attention,layer")
+    parser.add_argument("--only", default="gemv_16,gemv_8,gemv_4,attention,layer_16,layer_8,layer_4")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, default=None, help="folder for the result file")
@@ -205,8 +225,8 @@ def main() -> None:
     for part in options.only.split(","):
         if part == "attention":
             rows += attention(best, options.repeats, options.quick)
-        elif part == "layer":
-            rows += layers(best, options.repeats)
+        elif part.startswith("layer_"):
+            rows += layers(int(part.removeprefix("layer_")), best, options.repeats, options.quick)
         else:
             rows += products(int(part.removeprefix("gemv_")), best, options.repeats, options.quick)
     for op, shape in sorted({(row["op"], tuple(row["shape"])) for row in rows if row["op"].startswith("gemv") and row["shape"][0] == 1}):

@@ -24,7 +24,7 @@ GREEDY = Sampling(max_tokens=24)
 
 
 def engine(device: str = "cuda", dtype: torch.dtype = torch.float32, **options: object) -> Engine:
-    model = random_decoder(CONFIG, dtype=dtype, device=device, seed=3).eval()
+    model = random_decoder(CONFIG, dtype=dtype, device="cpu", seed=3).eval().to(device)  # numbers of the CPU on both
     return Engine(Loaded(model, byte_tokenizer(), CONFIG, "tiny", None, (), None), EngineOptions(**{"seed": 1, **options}))  # type: ignore[arg-type]
 
 

@@ -1,6 +1,6 @@
 """Figures of docs/llm.md and the README are those of the committed result files.
 
-benchmarks/results/llm-cpu-cpu.json ──cpu_table──> the text between <!-- llm-cpu --> and <!-- end -->
+benchmarks/results/llm-cpu-cpu.json ──cpu_table──> the text between <!-- llm-cpu --> and <!-- end --> (llm-gpu-h200.json: llm-gpu)
 """
 
 from __future__ import annotations
@@ -26,9 +26,24 @@ def cpu_table() -> str:
     return "\n".join(lines)
 
 
+GOALS = {"8b-bf16": 245, "8b-int8": 400, "8b-int4": 550, "1.1b-bf16": 1200, "1.1b-int8": 1700}
+
+
+def gpu_table() -> str:
+    lines = ["| shape and weights | tokens/s | goal | limit, tokens/s | % of it | ready, s |", "| --- | --- | --- | --- | --- | --- |"]
+    for row in rows("llm-gpu-h200.json"):
+        if row["case"] == "decode":
+            lines.append(
+                f"| {row['name']} | {row['tokens_per_s']:,.0f} | {GOALS[row['name']]:,} | {row['limit_tokens_per_s']:,.0f} "
+                f"| {row['percent_of_limit']:.0f} | {row['ready_s']:.0f} |"
+            )
+    return "\n".join(lines)
+
+
 def test_page_has_the_measured_rows() -> None:
     page = (ROOT / "docs" / "llm.md").read_text(encoding="utf-8")
     assert page.split("<!-- llm-cpu -->")[1].split("<!-- end -->")[0].strip() == cpu_table()
+    assert page.split("<!-- llm-gpu -->")[1].split("<!-- end -->")[0].strip() == gpu_table()
 
 
 def test_readme_states_what_was_measured() -> None:

@@ -27,7 +27,7 @@ from .case import Case, Inputs, benchmark
 from .jit import INTERPRETED, cdiv, jit, launch, next_power_of_2, tl
 from .library import operator
 from .overlap import begin, early, wait
-from .tuning import config, space
+from .tuning import Config, config, space
 
 Tensor = torch.Tensor
 
@@ -175,6 +175,16 @@ def _shares(pairs: int, capacity: int, block_n: int, waves: int, processors: int
     return max(1, min(waves * processors // max(1, pairs), capacity // (2 * block_n), 1024))
 
 
+def configured(query: Tensor, page: int, group: int, pairs: int, reach: int, scaled: bool) -> tuple[Config, int]:
+    """(configuration, shares) of attention over pages; pairs: sequences times key heads, reach: most tokens one may have."""
+    padded = max(16, next_power_of_2(query.shape[2]))
+    single = query.dtype == torch.float32
+    block_n = 16 if INTERPRETED else (32 if single or padded > 128 else 64)
+    op, usual = ("paged_attention_int8", (block_n, 8, 3, 2)) if scaled else ("paged_attention", (block_n, 4, 3, 4))
+    found = config(op, (padded, single, min(page, 128), group > 16), _configuration(*usual))
+    return found, _shares(pairs, reach, found["block_n"], found["waves"], _processors(query.get_device()))
+
+
 def launch_paged_attention(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor, lengths: Tensor, scale: float, window: int = 0,
     key_scale: Tensor | None = None, value_scale: Tensor | None = None,
@@ -189,13 +199,9 @@ def launch_paged_attention(
     lengths = lengths if lengths.is_contiguous() else lengths.contiguous()
     padded = max(16, next_power_of_2(D))
     group = heads // max(1, shared)
-    single = query.dtype == torch.float32
-    block_n = 16 if INTERPRETED else (32 if single or padded > 128 else 64)
-    op, usual = ("paged_attention", (block_n, 4, 3, 4)) if key_scale is None else ("paged_attention_int8", (block_n, 8, 3, 2))
-    found = config(op, (padded, single, min(page, 128), group > 16), _configuration(*usual))
     capacity = page_table.shape[1] * page
     reach = min(capacity, window) if window else capacity
-    splits = _shares(batch * shared, reach, found["block_n"], found["waves"], _processors(query.get_device()))
+    found, splits = configured(query, page, group, batch * shared, reach, key_scale is not None)
     out = torch.empty((batch, heads, D), dtype=query.dtype, device=query.device)
     part = lse = out
     overlapped = early(query.get_device())

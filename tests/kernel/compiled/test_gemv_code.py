@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 pytest.importorskip("triton")
 
-from ridgeline.kernel.gemv_kernels import CANDIDATES, gemv_kernel, gemv_nibbles_kernel, gemv_shape
-from ridgeline.kernel.rope_write import rope_write_kernel
+from ridgeline.kernel.decode_attention import decode_attention_kernel
+from ridgeline.kernel.gemv_kernels import CANDIDATES, default_config, gemv_kernel, gemv_nibbles_kernel, gemv_shape
 from ridgeline.kernel.tuning import Config
 from tests.kernel.compiled.test_weight_only_code import turn
 from tests.kernel.sass import Code, compiled
@@ -15,12 +17,24 @@ from tests.kernel.sass import Code, compiled
 N = 14336
 
 
-def code_of(bits: int, k: int, chosen: Config, gated: bool, early: bool, m: int = 1) -> tuple[Code, int]:
+def code_of(bits: int, k: int, chosen: Config, gated: bool, early: bool, m: int = 1, norm: bool = False) -> tuple[Code, int]:
     """Code, and weights a thread has of a tile."""
     bn, wide, warps, _ = gemv_shape(bits, N, k, chosen, 132, gated)
-    signature = {"x_ptr": "*bf16", "w_ptr": "*i32", "out_ptr": "*bf16", "n": "i32", "k": "i32", "words": "i32"}
+    signature = {
+        "x_ptr": "*bf16",
+        "w_ptr": "*i32",
+        "out_ptr": "*bf16",
+        "n": "i32",
+        "k": "i32",
+        "words": "i32",
+        "eps": "fp32",
+    }
     constants = {"bias_ptr": None, "residual_ptr": None, "BN": bn, "BW": wide, "GATED": gated, "EVEN": k * bits // 32 == wide,
                  "CACHED": False, "AHEAD": bool(chosen["ahead"]), "EARLY": early, "EMULATED": False}  # fmt: skip
+    if norm:
+        signature["gain_ptr"] = "*bf16"
+    else:
+        constants["gain_ptr"] = None
     if bits < 16:
         signature["scale_ptr"] = "*bf16"
     else:
@@ -29,13 +43,15 @@ def code_of(bits: int, k: int, chosen: Config, gated: bool, early: bool, m: int 
         signature["groups"] = "i32"
         constants |= {"GROUP": 128, "CHAIN": chosen["chain"]}
     else:
-        constants |= {"M": m, "BITS": bits, "FP16": False, "HALF": bits == 8 and bool(chosen["half"])}
+        constants |= {"M": m, "BITS": bits, "WHOLE": True, "FP16": False, "HALF": bits == 8 and bool(chosen["half"])}
     kernel = gemv_nibbles_kernel if bits == 4 else gemv_kernel
-    return compiled(kernel, signature, constants, num_warps=warps, aligned=tuple(signature)), bn * wide * 32 // bits // (32 * warps)
+    return compiled(
+        kernel, signature, constants, num_warps=warps, aligned=tuple(name for name in signature if name != "eps")
+    ), bn * wide * 32 // bits // (32 * warps)
 
 
 @pytest.mark.parametrize(
-    "bits, k, gated, limit", [(16, 4096, True, 1.95), (16, 14336, False, 2.0), (8, 4096, False, 3.6), (4, 4096, False, 6.4)]
+    "bits, k, gated, limit", [(16, 4096, True, 2.5), (16, 14336, False, 2.0), (8, 4096, False, 3.6), (4, 4096, False, 6.4)]
 )
 def test_default(bits: int, k: int, gated: bool, limit: float) -> None:
     chosen = CANDIDATES[bits][0]
@@ -50,13 +66,37 @@ def test_default(bits: int, k: int, gated: bool, limit: float) -> None:
         assert code.count(r"\bHFMA2") >= weights / 2  # two products an instruction
 
 
-def test_rows_and_rope_write_do_not_spill() -> None:
-    code, _ = code_of(16, 4096, {**CANDIDATES[16][0], "bn": 4, "loads": 2}, gated=False, early=False, m=2)
+def test_rows_do_not_spill() -> None:
+    code, _ = code_of(16, 4096, {**CANDIDATES[16][0], "bn": 4}, gated=False, early=False, m=2)
     assert code.spills == 0 and not code.count("ACQBULK")
-    constants = {"PAGE": 16, "HALF": 64, "BLOCK_D": 64, "UPCAST": False, "EARLY": True}
-    named = {"slots_ptr": "*i64", "keys_ptr": "*i8", "values_ptr": "*i8", "key_scale_ptr": "*fp16", "value_scale_ptr": "*fp16",
-             "cos_ptr": "*fp32", "sin_ptr": "*fp32"}  # fmt: skip
-    names = [name for name in rope_write_kernel.arg_names if name not in constants]
+
+
+@pytest.mark.parametrize("bits, k", [(16, 4096), (8, 4096), (4, 4096), (8, 5632)])
+def test_x_and_gain_come_wide_and_straight(bits: int, k: int) -> None:
+    """Each to the thread that needs it: no load of 32 bits, shared memory only for the two sums, of the norm and of the products."""
+    chosen = default_config(bits, 1, k)
+    code, _ = code_of(bits, k, chosen, gated=False, early=True, norm=True)
+    assert code.spills == 0 and code.registers * chosen["threads"] <= 65536
+    assert code.count(r"BAR\.SYNC") <= 8
+    start = code.text.index("ACQBULK")
+    assert not re.search(r"LDG\.E R", code.text[start : start + code.text[start:].index("BAR.SYNC")])
+
+
+@pytest.mark.parametrize("stored, scaled", [("*bf16", False), ("*i8", True)])
+def test_decode_attention(stored: str, scaled: bool) -> None:
+    """Keys are on their way before the wait; tensor cores; one ticket."""
+    constants = {"PAGE": 16, "WINDOWED": False, "D": 128, "BLOCK_D": 128, "BLOCK_G": 16, "BLOCK_N": 64, "MEMBERS": 4, "STEP": 8,
+                 "PEEL": True,
+                 "UPCAST": False, "EARLY": True}  # fmt: skip
+    named = {"slots_ptr": "*i64", "k_ptr": stored, "v_ptr": stored, "cos_ptr": "*fp32", "sin_ptr": "*fp32", "table_ptr": "*i32",
+             "lengths_ptr": "*i32", "ticket_ptr": "*i32", "part_ptr": "*fp32", "lse_ptr": "*fp32", "scale": "fp32",
+             "k_scale_ptr": "*fp16", "v_scale_ptr": "*fp16"}  # fmt: skip
+    if not scaled:
+        constants |= {"k_scale_ptr": None, "v_scale_ptr": None}
+    names = [name for name in decode_attention_kernel.arg_names if name not in constants]
     signature = {name: named.get(name, "*bf16" if name.endswith("_ptr") else "i32") for name in names}
-    code = compiled(rope_write_kernel, signature, constants, num_warps=1, aligned=tuple(name for name in names if "_" in name))
-    assert code.spills == 0 and code.registers <= 64 and code.count("ACQBULK") == 1
+    aligned = tuple(name for name in names if "_" in name)
+    code = compiled(decode_attention_kernel, signature, constants, num_warps=8 if scaled else 4, num_stages=3, aligned=aligned)
+    assert code.spills == 0
+    assert code.count(r"HMMA") >= 8 and code.count("ATOM") == 1
+    assert re.search(r"LDG\.E\.128", code.text[: code.text.index("ACQBULK")])

@@ -16,6 +16,8 @@ from ridgeline.kernel.tuning import forced
 from ridgeline.kernel.weight_only import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 from tests.kernel.support import FLOATS, check, passes
 
+EPS = 1e-5
+
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
@@ -33,22 +35,26 @@ def stored(bits: int, weight: torch.Tensor) -> tuple[Any, tuple[Any, ...], torch
     return gemv_int4, (packed, scale, 128), dequantize_int4(packed, scale, 128, weight.shape[1], None, torch.float64)
 
 
-def formula(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any, swiglu: bool) -> torch.Tensor:
-    out = F.linear(x, weight, bias)
+def formula(x: torch.Tensor, weight: torch.Tensor, bias: Any, residual: Any, swiglu: bool, gain: Any = None) -> torch.Tensor:
+    out = F.linear(x if gain is None else F.rms_norm(x, gain.shape, gain, EPS), weight, bias)
     if swiglu:
         gate, up = out.chunk(2, -1)
         out = F.silu(gate) * up
     return out if residual is None else out + residual
 
 
-def compared(bits: int, x: torch.Tensor, weight: torch.Tensor, bias: bool = False, residual: bool = False, swiglu: bool = False) -> None:
+def compared(
+    bits: int, x: torch.Tensor, weight: torch.Tensor, bias: bool = False, residual: bool = False, swiglu: bool = False, norm: bool = False
+) -> None:
     operator, held, exact = stored(bits, weight)
     rows = weight.shape[0]
     extra = torch.randn(rows, device=x.device).to(x.dtype) if bias else None
     added = torch.randn(*x.shape[:-1], rows // 2 if swiglu else rows, device=x.device).to(x.dtype) if residual else None
-    wide = [None if t is None else t.double() for t in (extra, added)]
-    plain = formula(x, exact.to(x.dtype), extra, added, swiglu)
-    check(operator(x, *held, extra, added, swiglu), plain, formula(x.double(), exact, *wide, swiglu))
+    gain = (torch.randn(x.shape[-1], device=x.device) + 1).to(x.dtype) if norm else None
+    wide = [None if t is None else t.double() for t in (extra, added, gain)]
+    plain = formula(x, exact.to(x.dtype), extra, added, swiglu, gain)
+    ours = operator(x, *held, extra, added, swiglu, gain, EPS)
+    check(ours, plain, formula(x.double(), exact, *wide[:2], swiglu, wide[2]))
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -60,14 +66,15 @@ def test_epilogues(bits: int, dtype: torch.dtype, m: int, n: int, k: int, device
     with forced(f"gemv_{bits}", {**CANDIDATES[bits][0], "bn": 16, "half": bits < 16, "threads": 32}):
         compared(bits, x, weight[:n], bias=True, residual=True)
         compared(bits, x, 2 * weight, bias=True, residual=True, swiglu=True)
+        compared(bits, 3 * x, weight, swiglu=True, norm=True)
 
 
 @pytest.mark.parametrize("bits, way", [(bits, way) for bits, ways in CANDIDATES.items() for way in range(len(ways))])
 def test_every_candidate(bits: int, way: int, device: str) -> None:
     """Rows that are no multiple of the tile, of a length that is no power of two."""
-    x, weight = torch.randn(1, 300, device=device).bfloat16(), torch.randn(10, 300, device=device).bfloat16()
+    x, weight = torch.randn(1, 300, device=device).bfloat16(), torch.randn(34, 300, device=device).bfloat16()
     with forced(f"gemv_{bits}", CANDIDATES[bits][way]):
-        compared(bits, x, weight * 0.05, swiglu=way % 2 == 0)
+        compared(bits, x, weight * 0.05, swiglu=way % 2 == 0, norm=way % 3 == 0)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -101,9 +108,9 @@ def test_bitwise_the_same_twice(device: str) -> None:
 def test_operators_are_registered_right(device: str) -> None:
     x, weight = torch.randn(1, 128, device=device).half(), torch.randn(8, 128, device=device).half()
     residual = torch.randn(1, 4, device=device).half()
-    torch.library.opcheck(torch.ops.ridgeline.gemv, (x, weight, weight[:, 0].contiguous(), residual, True))
-    torch.library.opcheck(torch.ops.ridgeline.gemv_int8, (x, *quantize_int8(weight), None, None, False))
-    torch.library.opcheck(torch.ops.ridgeline.gemv_int4, (x, *quantize_int4(weight), 128, None, residual, True))
+    torch.library.opcheck(torch.ops.ridgeline.gemv, (x, weight, weight[:, 0].contiguous(), residual, True, x[0], 1e-5))
+    torch.library.opcheck(torch.ops.ridgeline.gemv_int8, (x, *quantize_int8(weight), None, None, False, None, 0.0))
+    torch.library.opcheck(torch.ops.ridgeline.gemv_int4, (x, *quantize_int4(weight), 128, None, residual, True, None, 0.0))
 
 
 def test_wrong_arguments_say_so(device: str) -> None:
@@ -113,6 +120,8 @@ def test_wrong_arguments_say_so(device: str) -> None:
         lambda: gemv_swiglu(x, weight),
         lambda: gemv(x, weight, weight[0]),
         lambda: gemv(x, weight, None, x),
+        lambda: gemv(x, weight, None, None, False, weight[:, 0]),
+        lambda: gemv(x, weight, None, None, False, x[0].float()),
         lambda: gemv_int8(x, weight, weight[:, 0]),
         lambda: gemv_int4(x, quantize_int4(weight)[0], weight[:, :2]),
     ):
@@ -143,7 +152,7 @@ def test_every_candidate_on_the_gpu(bits: int, way: int, n: int, k: int) -> None
     torch.cuda.synchronize()
     with forced(f"gemv_{bits}", CANDIDATES[bits][way]), weights_are_still():
         compared(bits, x, weight, residual=True)
-        compared(bits, x, weight * k**-0.5, swiglu=True)
+        compared(bits, x, weight * k**-0.5, swiglu=True, norm=True)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

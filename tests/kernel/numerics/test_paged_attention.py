@@ -97,7 +97,7 @@ def test_window_and_int8(window: int | None, int8: bool, waves: int, dtype: torc
         scales = (key_scale, value_scale)
     keys, values = (
         cache.double() * scale.double()[..., None]
-        for cache, scale in zip((key_cache, value_cache), scales or (torch.ones(1),) * 2, strict=True)
+        for cache, scale in zip((key_cache, value_cache), scales or (torch.ones(1, device=device),) * 2, strict=True)
     )
     exact = paged_attention_reference(query.double(), keys, values, table, lengths, 0.2, window or 0)
     plain = paged_attention_reference(query.float(), keys.float(), values.float(), table, lengths, 0.2, window or 0).to(dtype)

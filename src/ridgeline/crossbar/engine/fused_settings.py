@@ -95,7 +95,7 @@ def tile_of(plan: Plan, dtype: torch.dtype) -> Tile:
         return Tile(64, min(64, columns), 4, 3)
     if dtype == torch.float8_e4m3fn:
         return Tile(64, min(32, columns), 4, 3) if plan.arrays > 9 else Tile(64, min(32, columns), 4, 2, 128)
-    if dtype == torch.float16 and columns >= 64 and rows_padded(plan) >= 64:
+    if dtype == torch.float16 and columns >= 64 and rows_padded(plan) == 64:  # with 128 rows its stages do not fit in shared memory
         return Tile(128, 64, 8, 3)
     return Tile(64, min(32, columns), 4, 2)
 

@@ -1,7 +1,8 @@
 """Attention of a step's tokens over the paged cache, into which their keys and values were just written.
 
     Batch ──Reading──> rows: tokens that each look back alone (decode, speculation)     parts: runs of one sequence (prefill)
-      rows   CUDA  kernel.paged_attention: one launch for all, no word from the host, may be captured in a graph
+      rows   CUDA  kernel.paged_attention: one launch for all, no word from the host, may be captured in a graph;
+                   one token a sequence: kernel.decode_attention, with rotary positions and the write in the same launch
              CPU   keys of all rows gathered by one index (made once a step), one product; a lone run of pages is read in place
       parts  torch's scaled_dot_product_attention a sequence: causal, lower right where keys came before, masked by a window
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
+from ...kernel.decode_attention import decode_attention
 from ...kernel.paged_attention import paged_attention, paged_write
 from .kernels import runs_kernels
 
@@ -58,6 +60,8 @@ class Reading:
         self.parts: list[Part] = []
         self.rows: Tensor | None = None  # int64: which tokens are rows; None: all of them
         self.table, self.lengths = batch.page_table, batch.lengths
+        self.one_each = batch.starts is None
+        self._tickets: Tensor | None = None
         self._gathers: dict[int | None, Gather] = {}
         self._masks: dict[tuple[Part, int | None], Tensor] = {}
         self.row_count = batch.tokens.shape[0]
@@ -84,6 +88,12 @@ class Reading:
             self.table = batch.page_table[torch.tensor(sequences, dtype=torch.int64, device=device)]
             self.lengths = (batch.positions[self.rows] + 1).to(torch.int32)
         self.page_table = batch.page_table
+
+    def tickets(self, count: int) -> Tensor:
+        """int32 zeros, which kernel.decode_attention leaves as they were."""
+        if self._tickets is None:
+            self._tickets = torch.zeros(count, dtype=torch.int32, device=self.lengths.device)
+        return self._tickets
 
     def gather(self, window: int | None) -> Gather:
         """The places of the rows' keys within this window."""
@@ -117,6 +127,22 @@ class Reading:
             key = torch.arange(part.length - kept, part.length, device=device)
             self._masks[part, window] = (key <= token) & (key > token - window)
         return self._masks[part, window]
+
+
+def attends_at_once(reading: Reading, qkv: Tensor, cache: KVCache) -> bool:
+    """Whether `attend_new` takes the step: one token a sequence, on kernels."""
+    return reading.one_each and runs_kernels(qkv) and _fits(cache.page_size)
+
+
+def attend_new(
+    reading: Reading, qkv: Tensor, angles: tuple[Tensor, Tensor], slots: Tensor, cache: KVCache, layer: int, window: int | None
+) -> Tensor:
+    """[S, heads + 2 kv_heads, head_dim] of one new token a sequence → [S, heads * head_dim]; turned, written and attended."""
+    keys, values = cache.keys[layer], cache.values[layer]
+    scales = _of(cache.key_scales, layer), _of(cache.value_scales, layer)
+    tickets = reading.tickets(qkv.shape[0] * keys.shape[2])
+    where = slots, keys, values, reading.table, reading.lengths, tickets
+    return decode_attention(qkv, *angles, *where, None, window, *scales).flatten(1)
 
 
 def write(cache: KVCache, layer: int, key: Tensor, value: Tensor, slots: Tensor) -> None:

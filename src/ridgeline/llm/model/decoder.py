@@ -5,7 +5,8 @@
              h, x = norm(x + change)      h ──up (and gate)──> silu(gate) · up, or gelu ──down──> the change
     ──norm──> rows that are wanted ──lm_head──> logits float32 [R, vocab]
 
-query, key and value are one product, gate and up another; the sum before a norm is made with the norm, in one kernel on CUDA.
+query, key and value are one product, gate and up another; the sum before a norm is made with the norm, in one kernel on CUDA. One token
+in halves on CUDA takes five launches a layer: norm with the product after it, sum with the product before it.
 A decode step (starts None) on CUDA needs nothing from the host and allocates by shape alone: it may be captured in a graph.
 Each row's result does not depend on the others', but for the order in which a matrix product adds up: the last bits.
 """
@@ -13,16 +14,16 @@ Each row's result does not depend on the others', but for the order in which a m
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from ...kernel.gemv import weights_are_still
-from .attend import Reading, attend, write
+from .attend import Reading, attend, attend_new, attends_at_once, write
 from .config import ModelConfig
-from .kernels import add_norm, norm, turned
+from .kernels import add_norm, norm, runs_kernels, turned
 from .linear import Linear
 from .rope import Rope
 
@@ -42,6 +43,16 @@ class Batch:
     starts: tuple[int, ...] | None = None  # S + 1 offsets into T; None: one token a sequence, and nothing is needed on the host
     wanted: Tensor | None = None  # int64 [R]: rows of T whose logits are wanted; None: all
     lengths_host: tuple[int, ...] | None = None  # `lengths`, known to the host: saves a wait for the device in prefill steps
+
+
+@dataclass(slots=True)
+class Step:
+    """What every layer of a step shares."""
+
+    angles: tuple[Tensor, Tensor] | None
+    reading: Reading
+    slots: Tensor
+    cache: KVCache
 
 
 class Norm(nn.Module):
@@ -76,17 +87,24 @@ class Attention(nn.Module):
         self.query_norm = Norm(config.head_dim, "rms", config.norm_eps) if config.qk_norm else None
         self.key_norm = Norm(config.head_dim, "rms", config.norm_eps) if config.qk_norm else None
 
-    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor] | None, reading: Reading, slots: Tensor, cache: KVCache) -> Tensor:
-        qkv: Tensor = self.qkv(x)
-        query, key, value = qkv.unflatten(1, (-1, self.head_dim)).split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+    def forward(self, x: Tensor, step: Step) -> Tensor:
+        """The change."""
+        out: Tensor = self.out(self.attended(self.qkv(x), step))
+        return out
+
+    def attended(self, qkv: Tensor, step: Step) -> Tensor:
+        """[T, heads * head_dim] of the product's output."""
+        angles, reading, slots, cache = step.angles, step.reading, step.slots, step.cache
+        qkv = qkv.unflatten(1, (-1, self.head_dim))
+        if self.query_norm is None and angles is not None and attends_at_once(reading, qkv, cache):
+            return attend_new(reading, qkv, angles, slots, cache, self.layer, self.window)
+        query, key, value = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm.alone(query), self.key_norm.alone(key)
         if angles is not None:
             query, key = turned(query, key, *angles)
         write(cache, self.layer, key, value, slots)
-        attended = attend(reading, query, key, value, cache, self.layer, self.window)
-        out: Tensor = self.out(attended)
-        return out
+        return attend(reading, query, key, value, cache, self.layer, self.window)
 
 
 class Perceptron(nn.Module):
@@ -114,12 +132,23 @@ class Layer(nn.Module):
         self.perceptron_norm = Norm(config.hidden, config.norm, config.norm_eps)
         self.perceptron = Perceptron(config)
 
-    def forward(
-        self, change: Tensor, x: Tensor | None, angles: tuple[Tensor, Tensor] | None, reading: Reading, slots: Tensor, cache: KVCache
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, change: Tensor, x: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
         normed, x = self.attention_norm(change, x)
-        normed, x = self.perceptron_norm(self.attention(normed, angles, reading, slots, cache), x)
+        normed, x = self.perceptron_norm(self.attention(normed, step), x)
         return self.perceptron(normed), x
+
+    def of_one(self, x: Tensor, step: Step) -> Tensor:
+        """The same of one token on CUDA in five launches: norms go with the product after them, sums with the one before."""
+        attention, perceptron = self.attention, self.perceptron
+        first, second = self.attention_norm, self.perceptron_norm
+        qkv = attention.qkv(x, None, first.weight, first.eps)
+        x = attention.out(attention.attended(qkv, step), x)
+        if perceptron.gated:
+            inner = perceptron.up.gated(x, second.weight, second.eps)
+        else:
+            inner = gelu(perceptron.up(x, None, second.weight, second.eps), approximate="tanh")
+        out: Tensor = perceptron.down(inner, x)
+        return out
 
 
 class Decoder(nn.Module):
@@ -160,15 +189,27 @@ class Decoder(nn.Module):
             return self._forward(batch, cache, layers)
 
     def _forward(self, batch: Batch, cache: KVCache, layers: range | None) -> Tensor:
-        change, x, angles = self.embed(batch.tokens), None, None
+        change, angles = self.embed(batch.tokens), None
         if self.position is not None:
             change = change + self.position(batch.positions)
         if self.rope is not None:
             angles = self.rope(batch.positions)
-        reading = Reading(batch, cache.page_size)
-        for index in range(len(self.layers)) if layers is None else layers:
-            change, x = self.layers[index](change, x, angles, reading, batch.slots, cache)
-        if batch.wanted is not None:  # before the norm: it works row by row
-            change, x = change[batch.wanted], None if x is None else x[batch.wanted]
-        logits: Tensor = self.lm_head(self.norm(change, x)[0])
+        step = Step(angles, Reading(batch, cache.page_size), batch.slots, cache)
+        logits: Tensor
+        chosen: list[Any] = [self.layers[index] for index in (range(len(self.layers)) if layers is None else layers)]
+        if self._one_row(change):
+            for layer in chosen:
+                change = layer.of_one(change, step)
+            logits = self.lm_head(change, None, self.norm.weight, self.norm.eps)
+        else:
+            x: Tensor | None = None
+            for layer in chosen:
+                change, x = layer(change, x, step)
+            if batch.wanted is not None:  # before the norm: it works row by row
+                change, x = change[batch.wanted], None if x is None else x[batch.wanted]
+            logits = self.lm_head(self.norm(change, x)[0])
         return logits.float() if logits.dtype is not torch.float64 else logits
+
+    def _one_row(self, x: Tensor) -> bool:
+        """Whether products take norms and sums with them: one token, in halves, on kernels, RMS norms."""
+        return x.shape[0] == 1 and x.dtype in (torch.float16, torch.bfloat16) and self.norm.bias is None and runs_kernels(x)

@@ -1,4 +1,4 @@
-"""Products with weights as they are, or in 8 or 4 bits; `gated` adds silu(gate) · up of the result's halves.
+"""Products with weights as they are, or in 8 or 4 bits; before them a norm, after them a residual or silu(gate) · up.
 
     Linear        weight [N, K] in the model's dtype
     Int8Linear    codes int8 [N, K], a scale a row                         1 byte a weight
@@ -7,7 +7,7 @@
 
 Activations stay as they are, sums are float32, rounding is to nearest. Codes lie only in the layout of the kernel that
 multiplies them (transform/quantise/layouts.py):
-  CUDA, halves     up to 8 rows (int4: 1) kernel.gemv, with the gate in the same launch; more: kernel.weight_only, on tensor cores
+  CUDA, halves     up to 8 rows (int4: 1) kernel.gemv, with norm, gate and residual; more: kernel.weight_only, on tensor cores
   CPU, bfloat16    torch's packed kernels; int8 of many rows: codes as bfloat16, then torch's product, then the scales
   CPU, float32     codes widened at each call: smaller, not faster
 The input table stays dense; an output matrix tied to it becomes a packed copy of its own, for a step reads all of it.
@@ -30,7 +30,7 @@ from ...kernel.weight_only import dequantize_int4
 from ...transform.quantise.grid import Grid, Quantised, dequantise, quantise
 from ...transform.quantise.layouts import Layout, build, choose, multiply
 from ...transform.quantise.packing import pack, to_signed, to_unsigned, unpack
-from .kernels import runs_kernels, silu_gated
+from .kernels import norm, runs_kernels, silu_gated
 
 if TYPE_CHECKING:
     from .decoder import Decoder
@@ -47,8 +47,40 @@ def _few(x: Tensor, rows: int = FEW_ROWS) -> bool:
     return runs_kernels(x) and x.shape[0] <= rows
 
 
-class Linear(nn.Module):
-    """x [T, K] → [T, N] with a dense weight."""
+class Product(nn.Module):
+    """x [T, K], or its RMS norm where a gain is given, → [T, N], plus a residual; `gated`: silu(first half of that) · second half.
+
+    With few rows on CUDA all of it is one launch; else the product is, and the rest are steps of their own.
+    """
+
+    few_rows = FEW_ROWS
+
+    def forward(self, x: Tensor, residual: Tensor | None = None, gain: Tensor | None = None, eps: float = 0.0) -> Tensor:
+        if _few(x, self.few_rows) and self.fused:
+            return self._at_once(x, residual, False, gain, eps)
+        out = self._product(x if gain is None else norm(x, gain, None, eps))
+        return out if residual is None else out + residual
+
+    def gated(self, x: Tensor, gain: Tensor | None = None, eps: float = 0.0) -> Tensor:
+        """silu(first half of the result) · second half."""
+        if _few(x, self.few_rows) and self.fused:
+            return self._at_once(x, None, True, gain, eps)
+        return silu_gated(self._product(x if gain is None else norm(x, gain, None, eps)))
+
+    @property
+    def fused(self) -> bool:
+        """Whether a kernel takes these weights with what comes before and after."""
+        return True
+
+    def _at_once(self, x: Tensor, residual: Tensor | None, gated: bool, gain: Tensor | None, eps: float) -> Tensor:
+        raise NotImplementedError
+
+    def _product(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Linear(Product):
+    """A dense weight."""
 
     bias: nn.Parameter | None
 
@@ -57,16 +89,15 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return gemv(x, self.weight, self.bias) if _few(x) else linear(x, self.weight, self.bias)
+    def _at_once(self, x: Tensor, residual: Tensor | None, gated: bool, gain: Tensor | None, eps: float) -> Tensor:
+        return gemv(x, self.weight, self.bias, residual, gated, gain, eps)
 
-    def gated(self, x: Tensor) -> Tensor:
-        """silu(first half of the result) · second half."""
-        return gemv(x, self.weight, self.bias, None, True) if _few(x) else silu_gated(self(x))
+    def _product(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
 
 
-class QuantisedLinear(nn.Module):
-    """What Int8Linear and Int4Linear share: x [T, K] → [T, N] with the weight on a grid."""
+class QuantisedLinear(Product):
+    """What Int8Linear and Int4Linear share: the weight on a grid."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, grid: Grid) -> None:
         super().__init__()
@@ -106,18 +137,15 @@ class Int8Linear(QuantisedLinear):
         wide = torch.promote_types(self.dtype, torch.float32)
         return (self._layout.codes.to(wide) * self._layout.scale.to(wide)[:, None]).to(self.dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _at_once(self, x: Tensor, residual: Tensor | None, gated: bool, gain: Tensor | None, eps: float) -> Tensor:
+        return gemv_int8(x, self._layout.codes, self._layout.scale, self.bias, residual, gated, gain, eps)
+
+    def _product(self, x: Tensor) -> Tensor:
         layout = self._layout
-        if _few(x):
-            return gemv_int8(x, layout.codes, layout.scale, self.bias)
         if self.kernel is not None and (x.is_cuda or x.shape[0] <= CPU_ROWS):
             return multiply(layout, x, self.bias)
         out = linear(x, layout.codes.to(x.dtype)) * layout.scale  # codes up to 127 are exact in any float
         return out if self.bias is None else out + self.bias
-
-    def gated(self, x: Tensor) -> Tensor:
-        """silu(first half of the result) · second half."""
-        return gemv_int8(x, self._layout.codes, self._layout.scale, self.bias, None, True) if _few(x) else silu_gated(self(x))
 
 
 class Int4Linear(QuantisedLinear):
@@ -151,20 +179,19 @@ class Int4Linear(QuantisedLinear):
             return dequantize_int4(self._layout.codes, self._layout.scale, self._layout.group, self.shape[1], None, self.dtype)
         return multiply(self._layout, torch.eye(self.shape[1], dtype=self.dtype), None).t()
 
-    def forward(self, x: Tensor) -> Tensor:
-        layout = self._layout
-        if layout is None:
-            return linear(x, self.dequantised(), self.bias)
-        if layout.kernel == "int4-cuda" and _few(x, 1):
-            return gemv_int4(x, layout.codes, layout.scale, layout.group, self.bias)
-        return multiply(layout, x, self.bias)
+    few_rows = 1
 
-    def gated(self, x: Tensor) -> Tensor:
-        """silu(first half of the result) · second half."""
+    @property
+    def fused(self) -> bool:
+        return self._layout is not None and self._layout.kernel == "int4-cuda"
+
+    def _at_once(self, x: Tensor, residual: Tensor | None, gated: bool, gain: Tensor | None, eps: float) -> Tensor:
         layout = self._layout
-        if layout is not None and layout.kernel == "int4-cuda" and _few(x, 1):
-            return gemv_int4(x, layout.codes, layout.scale, layout.group, self.bias, None, True)
-        return silu_gated(self(x))
+        assert layout is not None
+        return gemv_int4(x, layout.codes, layout.scale, layout.group, self.bias, residual, gated, gain, eps)
+
+    def _product(self, x: Tensor) -> Tensor:
+        return linear(x, self.dequantised(), self.bias) if self._layout is None else multiply(self._layout, x, self.bias)
 
 
 def _scale_type(weight: Tensor) -> str:
