@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ridgeline.llm.cache.kv import KVCache
-from ridgeline.llm.engine.runner import DecodeState, Piece, Runner, buckets
+from ridgeline.llm.engine.runner import DecodeState, Piece, Runner, buckets, widths
 from tests.llm.engine.support import CONFIG, PROMPTS, reference_greedy, reference_logits, tiny
 
 DEVICE = torch.device("cpu")
@@ -27,6 +27,19 @@ def test_logits_of_a_mixed_step_come_in_the_order_of_the_pieces() -> None:
     logits = work.run([Piece(third[-1:], len(third) - 1, [5, 6, 7, 30]), Piece(first[10:], 10, [3, 9, 1], wanted=2), Piece(second, 0, [0])])
     expected = [reference_logits(tiny(), tokens) for tokens in (third, first[:-1], first, second)]
     assert torch.allclose(logits, torch.stack(expected), atol=1e-4)
+
+
+def test_a_graph_is_chosen_by_requests_and_tokens() -> None:
+    assert widths(512, 16) == [32, 128, 512] and widths(8, 16) == [8] and widths(100, 16) == [32, 100]
+    work, cache = runner()
+    work.graphs, work.sizes, work.widths = "on", [1, 2, 4], [4, 16, 20]
+    page = cache.page_size
+    assert work._bucket([Piece([1], 0, [0])], 1) == (1, 4)
+    assert work._bucket([Piece([1], 4 * page - 2, [0])], 2) == (1, 4)
+    assert work._bucket([Piece([1], 4 * page - 2, [0]), Piece([1], 0, [0]), Piece([1], 0, [0])], 3) == (4, 16)
+    assert work._bucket([Piece([1], 19 * page, [0])], 5 * page) == (1, 20)  # steps past the context give tokens that are dropped
+    work.graphs = "off"
+    assert work._bucket([Piece([1], 0, [0])], 1) == (4, 20)
 
 
 @torch.inference_mode()

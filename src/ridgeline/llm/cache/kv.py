@@ -72,6 +72,13 @@ class KVCache:
         self.keys, self.values = layers(shape, stored), layers(shape, stored)
         self.key_scales = layers(shape[:-1], SCALE_DTYPE) if int8 else None
         self.value_scales = layers(shape[:-1], SCALE_DTYPE) if int8 else None
+        self._tickets = [torch.zeros(0, dtype=torch.int32, device=device)]
+
+    def tickets(self, count: int) -> Tensor:
+        """int32 zeros, `count` at least, which kernel.decode_attention leaves as they were; a graph may hold smaller ones for ever."""
+        if self._tickets[-1].numel() < count:
+            self._tickets.append(self._tickets[-1].new_zeros(count))
+        return self._tickets[-1]
 
     @property
     def bytes(self) -> int:

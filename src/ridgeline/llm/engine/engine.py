@@ -207,7 +207,7 @@ class Engine:
             "drafted": counters.drafted if counters else 0,
             "accepted": counters.accepted if counters else 0,
             "rejected": counters.rejected if counters else 0,
-            "graphs": sorted(size for size, state in self.runner.states.items() if state.graph is not None),
+            "graphs": self.runner.captured(),
             "why_no_graphs": self.runner.why_no_graphs,
             **speculation,
         }

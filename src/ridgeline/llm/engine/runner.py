@@ -4,8 +4,9 @@
                   └── else (chunks of prompts, drafts to check, and decodes beside them) ──eager──> Batch ────────> logits [R, V]
     pieces ──burst(steps)──> DecodeState: forward, choose, advance, again: each token goes into the next step on the device
 
-A bucket (1, 2, 4, 8, … requests) is captured as a CUDA graph when it is first needed, or by warm_up. Slots come from positions and
-page table on the device, so a step uploads one small buffer, and the further steps of a burst nothing. On a CPU all is eager.
+A bucket (1, 2, 4, 8, … requests; up to 512, 2,048, 8,192, … tokens) is captured as a CUDA graph when it is first needed, or by warm_up:
+attention is launched for as many tokens as a graph's page table holds, and most sequences are short. Slots come from positions and page
+table on the device, so a step uploads one small buffer, and the further steps of a burst nothing. On a CPU all is eager.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...kernel.decode_places import decode_places
 from ..model.decoder import Batch
+from ..model.kernels import runs_kernels
 from ..sampling import BAD_ROW
 
 if TYPE_CHECKING:
@@ -72,6 +75,14 @@ def buckets(max_batch: int) -> list[int]:
     while sizes[-1] < max_batch:
         sizes.append(min(2 * sizes[-1], max_batch))
     return sizes
+
+
+def widths(pages: int, page_size: int) -> list[int]:
+    """Pages of a sequence's table: 512 tokens, four times as many, … up to and including all."""
+    found = [min(pages, max(1, 512 // page_size))]
+    while found[-1] < pages:
+        found.append(min(4 * found[-1], pages))
+    return found
 
 
 def logits_dtype(model: Decoder) -> torch.dtype:
@@ -140,9 +151,14 @@ class DecodeState:
         """logits [rows, V]; afterwards the likeliest token of each row and its position stand in the buffers."""
         rows, page_size, table = self.rows, self.cache.page_size, self.table[: self.rows, : self.columns]
         tokens, positions, lengths = self.tokens[:rows], self.positions[:rows], self.lengths[:rows]
-        pages = table.gather(1, (positions // page_size)[:, None])[:, 0]
-        slots = torch.add(positions % page_size, pages, alpha=page_size)
-        logits: Tensor = self.model(Batch(tokens, positions, slots, table, lengths, None, None), self.cache)
+        rope, angles = self.model.rope, None
+        if rope is not None and runs_kernels(positions):
+            slots, *found = decode_places(positions, table, rope.frequency, page_size, rope.growth)
+            angles = found[0], found[1]
+        else:
+            pages = table.gather(1, (positions // page_size)[:, None])[:, 0]
+            slots = torch.add(positions % page_size, pages, alpha=page_size)
+        logits: Tensor = self.model(Batch(tokens, positions, slots, table, lengths, angles=angles), self.cache)
         torch.max(logits, dim=-1, out=(self.best[:rows], tokens))
         positions.add_(1)
         lengths.add_(1)
@@ -176,8 +192,8 @@ class Runner:
     def __init__(self, model: Decoder, cache: KVCache, *, max_batch: int, context: int, device: torch.device, graphs: str = "auto") -> None:
         self.model, self.cache, self.device = model, cache, device
         self.context, self.width = context, -(-context // cache.page_size)
-        self.sizes = buckets(max_batch)
-        self.states: dict[int, DecodeState] = {}
+        self.sizes, self.widths = buckets(max_batch), widths(self.width, cache.page_size)
+        self.states: dict[tuple[int, int], DecodeState] = {}  # by most requests and most pages of one
         self.staging = Staging(device)
         self.graphs = "off" if device.type != "cuda" else graphs
         self.pool: Any = None
@@ -215,8 +231,13 @@ class Runner:
     def warm_up(self, most: int | None = None) -> list[int]:
         """Capture the graphs of all buckets that hold at most `most` requests, largest first so that they share memory."""
         for size in sorted((size for size in self.sizes if most is None or size <= most), reverse=True):
-            self._state(size)
-        return sorted(size for size, state in self.states.items() if state.graph is not None)
+            for width in reversed(self.widths if self.graphs != "off" else self.widths[-1:]):
+                self._state(size, width)
+        return self.captured()
+
+    def captured(self) -> list[int]:
+        """Buckets that have a graph, of whatever width."""
+        return sorted({size for (size, _), state in self.states.items() if state.graph is not None})
 
     def _eager(self, pieces: Sequence[Piece]) -> Tensor:
         """Sequences of any number of new tokens; T tokens in all."""
@@ -251,17 +272,26 @@ class Runner:
 
     def _load(self, pieces: Sequence[Piece], steps: int) -> DecodeState:
         """The state of the smallest bucket that holds the pieces, its buffers filled; without graphs there is one state for all."""
-        state = self._state(self.sizes[-1] if self.graphs == "off" else next(size for size in self.sizes if size >= len(pieces)))
+        state = self._state(*self._bucket(pieces, steps))
         state.load(pieces, steps)
         return state
 
-    def _state(self, size: int) -> DecodeState:
-        if size not in self.states:
-            state = DecodeState(self.model, self.cache, size, self.width, self.device)
+    def _bucket(self, pieces: Sequence[Piece], steps: int) -> tuple[int, int]:
+        """Requests and pages of the smallest graph that holds the pieces to their last step."""
+        if self.graphs == "off":
+            return self.sizes[-1], self.widths[-1]
+        last = max((piece.position for piece in pieces), default=0) + steps - 1
+        pages = min(last // self.cache.page_size + 1, self.widths[-1])
+        return next(size for size in self.sizes if size >= len(pieces)), next(width for width in self.widths if width >= pages)
+
+    def _state(self, size: int, width: int) -> DecodeState:
+        key = size, width
+        if key not in self.states:
+            state = DecodeState(self.model, self.cache, size, width, self.device)
             if self.graphs != "off":
                 self._capture(state)
-            self.states[size] = state
-        return self.states[size]
+            self.states[key] = state
+        return self.states[key]
 
     def _capture(self, state: DecodeState) -> None:
         if self.pool is None:

@@ -61,7 +61,6 @@ class Reading:
         self.rows: Tensor | None = None  # int64: which tokens are rows; None: all of them
         self.table, self.lengths = batch.page_table, batch.lengths
         self.one_each = batch.starts is None
-        self._tickets: Tensor | None = None
         self._gathers: dict[int | None, Gather] = {}
         self._masks: dict[tuple[Part, int | None], Tensor] = {}
         self.row_count = batch.tokens.shape[0]
@@ -88,12 +87,6 @@ class Reading:
             self.table = batch.page_table[torch.tensor(sequences, dtype=torch.int64, device=device)]
             self.lengths = (batch.positions[self.rows] + 1).to(torch.int32)
         self.page_table = batch.page_table
-
-    def tickets(self, count: int) -> Tensor:
-        """int32 zeros, which kernel.decode_attention leaves as they were."""
-        if self._tickets is None:
-            self._tickets = torch.zeros(count, dtype=torch.int32, device=self.lengths.device)
-        return self._tickets
 
     def gather(self, window: int | None) -> Gather:
         """The places of the rows' keys within this window."""
@@ -140,7 +133,7 @@ def attend_new(
     """[S, heads + 2 kv_heads, head_dim] of one new token a sequence → [S, heads * head_dim]; turned, written and attended."""
     keys, values = cache.keys[layer], cache.values[layer]
     scales = _of(cache.key_scales, layer), _of(cache.value_scales, layer)
-    tickets = reading.tickets(qkv.shape[0] * keys.shape[2])
+    tickets = cache.tickets(qkv.shape[0] * keys.shape[2])
     where = slots, keys, values, reading.table, reading.lengths, tickets
     return decode_attention(qkv, *angles, *where, None, window, *scales).flatten(1)
 

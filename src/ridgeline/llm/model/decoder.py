@@ -43,6 +43,7 @@ class Batch:
     starts: tuple[int, ...] | None = None  # S + 1 offsets into T; None: one token a sequence, and nothing is needed on the host
     wanted: Tensor | None = None  # int64 [R]: rows of T whose logits are wanted; None: all
     lengths_host: tuple[int, ...] | None = None  # `lengths`, known to the host: saves a wait for the device in prefill steps
+    angles: tuple[Tensor, Tensor] | None = None  # of the positions, where they were made with the slots
 
 
 @dataclass(slots=True)
@@ -189,10 +190,10 @@ class Decoder(nn.Module):
             return self._forward(batch, cache, layers)
 
     def _forward(self, batch: Batch, cache: KVCache, layers: range | None) -> Tensor:
-        change, angles = self.embed(batch.tokens), None
+        change, angles = self.embed(batch.tokens), batch.angles
         if self.position is not None:
             change = change + self.position(batch.positions)
-        if self.rope is not None:
+        if self.rope is not None and angles is None:
             angles = self.rope(batch.positions)
         step = Step(angles, Reading(batch, cache.page_size), batch.slots, cache)
         logits: Tensor
