@@ -16,7 +16,7 @@ from typing import Any
 from ridgeline.core.files import write_json
 
 RESULTS = Path(__file__).parent / "results"
-AREAS = ("kernel", "crossbar", "llm", "search", "compress", "tune", "npu", "analyze")
+AREAS = ("kernel", "crossbar", "llm", "search", "compress", "tune", "npu", "analyze", "graph")
 
 
 def commit() -> str:

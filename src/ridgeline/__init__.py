@@ -8,6 +8,7 @@
     advice   = advise(profile)               # what would pay, each change estimated again
     kernels  = use_kernels(model)            # our Triton kernels in place of torch's, where they were measured to win
     history  = fit(model, load_data("digits"), epochs=8); scores = evaluate(model, data)    # one training loop, one scorer
+    model, change = optimize(model, inputs)      # the same answers from fewer operators: graph passes, each checked; memory planned
     model, change = quantize(model, data=data)   # also prune, low_rank, distill: bytes, latency and quality before and after
     analog   = to_crossbar(model, "rram-64")     # a module that behaves as the chip would; also evaluate_chips, diagnose_crossbar, …
     engine   = Engine.from_pretrained("builtin"); engine.generate(["First"], Sampling(max_tokens=64))    # text, many requests at once
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from .train.fit import fit
     from .transform.distil import distill
     from .transform.factor.step import low_rank
+    from .transform.graph.optimize import optimize
     from .transform.prune.step import prune
     from .transform.quantise.step import quantize
     from .transform.saved import load_model, save_model
@@ -81,6 +83,7 @@ __all__ = [
     "low_rank",
     "map_layers",
     "measure",
+    "optimize",
     "profile_op",
     "prune",
     "quantize",
@@ -114,6 +117,7 @@ _HOMES = {
     "low_rank": ".transform.factor.step",
     "map_layers": ".estimate.spatial.network",
     "measure": ".measure.profiler",
+    "optimize": ".transform.graph.optimize",
     "profile_op": ".measure.regions",
     "prune": ".transform.prune.step",
     "quantize": ".transform.quantise.step",

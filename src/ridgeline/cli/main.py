@@ -1,6 +1,6 @@
 """The command line: one thin file a command, loaded when it runs.
 
-    ridgeline analyze | profile | map | codesign | compare | compress | crossbar | ab | bench | targets | models
+    ridgeline analyze | profile | map | codesign | compare | optimize | compress | crossbar | ab | bench | targets | models
     ridgeline generate | serve | bench-llm | calibrate | env
 
 Exit codes: 0 done, 1 a check failed (a regression against a baseline), 2 bad input: what, why and what to do on stderr.
@@ -26,6 +26,7 @@ from . import (
     env,
     generate,
     models,
+    optimize,
     profile,
     serve,
     targets,
@@ -44,6 +45,7 @@ app.command("profile")(profile.profile)
 app.command("map")(map_command.map_model)
 app.command("codesign")(codesign.codesign)
 app.command("compare")(compare.compare)
+app.command("optimize")(optimize.optimize)
 app.command("compress")(compress.compress)
 app.command("ab")(ab.ab)
 app.command("bench")(bench.bench)

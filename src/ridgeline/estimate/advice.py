@@ -4,6 +4,7 @@
       speed-up is per sample, so that a larger batch can be compared with the rest
 
 A change that gains less than 2 % is left out. Quality is not predicted: a change that alters numbers says so in its detail.
+Changes that a graph pass makes (fold_norm, epilogue, attention) have the pass's name; `ridgeline optimize --passes NAME` makes them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..target.crossbar import CrossbarSpec
 from ..target.load import catalog_names, load_processor
 from ..target.spec import ProcessorSpec
 from ..workload.graph import Op, Operand, Workload
+from .fuse import fuse
 from .processor import Settings, estimate
 
 LEAST_GAIN = 1.02
@@ -78,9 +80,11 @@ def _changes(workload: Workload, spec: ProcessorSpec, settings: Settings) -> Ite
     if settings.mode == "eager":
         yield (
             "fusion",
-            "pointwise chains, conv + batch norm + activation and attention as one kernel each (torch.compile)",
+            "pointwise chains, conv + batch norm + activation and attention as one kernel each (torch.compile; "
+            "without a compiler the graph passes fold_norm, epilogue, attention, norm, rope and gated do what they can)",
             again(workload, how=replace(settings, mode="fused")),
         )
+        yield from _passes(workload, again)
     if spec.dispatch and spec.dispatch.in_graph_s and not settings.graph:
         yield "graph capture", "launch the whole pass as one CUDA graph", again(workload, how=replace(settings, graph=True))
     if workload.rebatch is not None:
@@ -97,7 +101,7 @@ def _changes(workload: Workload, spec: ProcessorSpec, settings: Settings) -> Ite
     if any(op.kind == "conv" for op in workload.ops) and not settings.channels_last and any(p.family == "conv_nhwc" for p in spec.probes):
         yield (
             "channels-last",
-            "store images as NHWC: model.to(memory_format=torch.channels_last)",
+            "store images as NHWC: model.to(memory_format=torch.channels_last), or the graph pass layout, which does it where it pays",
             again(workload, how=replace(settings, channels_last=True)),
         )
     if any(unit.tiles for unit in spec.units.values()):
@@ -113,6 +117,42 @@ def _changes(workload: Workload, spec: ProcessorSpec, settings: Settings) -> Ite
     for name in catalog_names("processor"):
         if name != spec.name:
             yield f"{DEVICE}{name}", "the same run on another machine, both at their limits", _elsewhere(name, again, workload)
+
+
+def _passes(workload: Workload, again: Callable[..., Callable[[], Profile]]) -> Iterator[Change]:
+    """What a graph pass would make of the workload, under the pass's name."""
+    folded = _with_groups(workload, lambda one: one.kind == "conv" and "batch_norm" in one.operator, alone=True)
+    if folded is not workload:
+        yield "fold_norm", "batch norms folded into the weights before them: `ridgeline optimize --passes fold_norm`", again(folded)
+    ended = _with_groups(workload, lambda one: one.kind in ("conv", "linear"))
+    if ended is not workload:
+        detail = "conv or linear + norm, activation and residual as one operator: `ridgeline optimize --passes fold_norm,epilogue`"
+        yield "epilogue", detail, again(ended)
+    attended = _with_groups(workload, lambda one: one.kind == "attention")
+    if attended is not workload:
+        yield "attention", "attention written out by hand as one operator: `ridgeline optimize --passes attention`", again(attended)
+
+
+def _with_groups(workload: Workload, chosen: Callable[[Op], bool], alone: bool = False) -> Workload:
+    """The workload with those fused groups that are `chosen` as one op each; `alone`: only the convolution and its norm of each."""
+    by_name = {op.name: op for op in workload.ops}
+    ends: dict[str, Op] = {}
+    gone: set[str] = set()
+    for one in fuse(workload.ops):
+        if len(one.parts) < 2 or not chosen(one):
+            continue
+        parts = [by_name[name] for name in one.parts]
+        if alone:
+            parts = parts[:2]
+            if "batch_norm" not in parts[-1].operator:
+                continue
+            # the product's own cost, its result written where the norm wrote: the norm is gone
+            one = replace(parts[0], outputs=parts[1].outputs)
+        ends[parts[-1].name] = one
+        gone |= {part.name for part in parts}
+    if not ends:
+        return workload
+    return replace(workload, ops=tuple(ends.get(op.name, op) for op in workload.ops if op.name in ends or op.name not in gone))
 
 
 def _elsewhere(name: str, again: Callable[..., Callable[[], Profile]], workload: Workload) -> Callable[[], Profile]:

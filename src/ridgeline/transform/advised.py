@@ -29,6 +29,9 @@ ADVISED: dict[str, Mapping[str, Any]] = {
     "2:4 sparsity": {"kind": "prune", "method": "n:m", "pattern": "2:4"},
     "channels-last": {"kind": "layout", "layout": "channels-last"},
     "fusion": {"kind": "compile"},
+    "fold_norm": {"kind": "optimize", "passes": ["fold_norm"], "memory": "none"},
+    "epilogue": {"kind": "optimize", "passes": ["fold_norm", "epilogue"], "memory": "none"},
+    "attention": {"kind": "optimize", "passes": ["attention"], "memory": "none"},
 }
 """Name of the advice → the step that does it."""
 

@@ -74,6 +74,7 @@ HOMES = {
     "cast": ".simple",
     "layout": ".simple",
     "compile": ".simple",
+    "optimize": ".graph.optimize",
 }
 """Kind of step → module that registers it, relative to this package."""
 _STEPS: dict[str, tuple[type[Spec], Run]] = {}

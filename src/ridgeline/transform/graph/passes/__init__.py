@@ -1,0 +1,1 @@
+"""One file a pass; `manager.PASSES` names them in the order they run."""

@@ -1,0 +1,59 @@
+"""Figures of docs/optimize.md and the README are those of benchmarks/results/graph-passes-cpu.json."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.support import ROOT
+
+
+def rows(part: str) -> list[dict[str, Any]]:
+    found = json.loads((ROOT / "benchmarks" / "results" / "graph-passes-cpu.json").read_text(encoding="utf-8"))["rows"]
+    return [row for row in found if row["part"] == part]
+
+
+def ways(part: str) -> str:
+    lines = ["| model | way | ms | times eager | 95 % |", "| --- | --- | --- | --- | --- |"]
+    for row in rows(part):
+        interval = "-" if row["way"] == "eager" else f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
+        conversions = f", {row['conversions']} conversions in {row['nodes']} nodes" if "conversions" in row else ""
+        lines.append(f"| {row['model']} | {row['way']}{conversions} | {1e3 * row['median_s']:.1f} | {row['ratio']:.2f} | {interval} |")
+    return "\n".join(lines)
+
+
+def arenas() -> str:
+    lines = [
+        "| model | nodes | arena, bytes | after the passes: nodes | arena, bytes | over the bound |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows("arena"):
+        before, after = row["before"], row["after"]
+        over = 100 * max(before["over_bound"], after["over_bound"])
+        sizes = f"{before['nodes']} | {before['arena_bytes']:,} | {after['nodes']} | {after['arena_bytes']:,}"
+        lines.append(f"| {row['model']} | {sizes} | {over:.2f} % |")
+    return "\n".join(lines)
+
+
+def test_page_has_the_measured_rows() -> None:
+    page = (ROOT / "docs" / "optimize.md").read_text(encoding="utf-8")
+    for marker, table in (("graph-latency", ways("latency")), ("graph-layout", ways("layout")), ("graph-arena", arenas())):
+        assert page.split(f"<!-- {marker} -->")[1].split("<!-- end -->")[0].strip() == table
+
+
+def test_readme_states_what_was_measured() -> None:
+    by = {(row["model"], row["way"]): row["ratio"] for row in rows("latency")}
+    models = ("resnet50", "mobilenet-v2", "bert-base")
+    told = ", ".join(f"{by[model, 'optimised']:.2f}x" for model in models)
+    others = ", ".join(f"{by[model, 'torch.compile freezing']:.2f}x" for model in models)
+    assert f"{told} eager (torch.compile with freezing: {others})" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_what_is_promised_was_measured() -> None:
+    """The goals: 1.15 times eager, an arena within 3 % of the bound, fewer conversions than a tenth of the nodes, 5 s for 2,000 nodes."""
+    assert min(row["ratio_low"] for row in rows("latency") if row["way"] == "optimised") > 1.15
+    assert len({row["model"] for row in rows("arena")}) == 12
+    assert max(row[when]["arena_bytes"] / row[when]["lower_bound_bytes"] for row in rows("arena") for when in ("before", "after")) <= 1.03
+    wrong = [row for row in rows("layout") if row["way"] == "layout alone"]
+    assert wrong and all(row["ratio_low"] > 1 and row["conversions"] < row["nodes"] / 10 for row in wrong)
+    assert all(row["seconds"] < 5 and row["nodes"] > 1900 for row in rows("planning"))
