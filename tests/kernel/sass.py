@@ -23,6 +23,8 @@ class Code:
     """Loads and stores of registers that did not fit (LDL, STL)."""
     registers: int
     shared: int
+    ir: str
+    """Triton's own code, before it is one for a GPU."""
 
     def count(self, opcode: str) -> int:
         """Instructions whose mnemonic matches a regular expression, e.g. r"LDG\\.E\\.128"."""
@@ -55,4 +57,4 @@ def _disassembled(built: Any) -> Code:
         text = subprocess.run([tools / "nvdisasm", "-c", cubin], capture_output=True, text=True, check=True).stdout
         usage = subprocess.run([tools / "cuobjdump", "--dump-resource-usage", cubin], capture_output=True, text=True, check=True).stdout
     registers = int(re.search(r"REG:(\d+)", usage).group(1))  # type: ignore[union-attr]
-    return Code(text, len(re.findall(r"\b(?:LDL|STL)\b", text)), registers, built.metadata.shared)
+    return Code(text, len(re.findall(r"\b(?:LDL|STL)\b", text)), registers, built.metadata.shared, str(built.asm["ttir"]))

@@ -5,6 +5,7 @@ plan ──settings_of──> constants ──triton.compile for sm_90──> SA
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import pytest
@@ -25,8 +26,8 @@ WHOLE_NUMBERS = ("m_all", "n_all", "length", "so_image", "so_channel", "so_place
 
 
 @cache
-def product_code(dot: str, tile: Tile) -> Code:
-    """Of ResNet-18's second stage on 64-row arrays, for inputs that may skip the sign slice."""
+def product_code(dot: str, tile: Tile, lossless: bool = False) -> Code:
+    """Of ResNet-18's second stage on 64-row arrays, for inputs that may skip the sign slice; lossless: an ADC step is a level."""
     plan = Plan(chip(array_rows=64, array_columns=64), 576, 64)
     made = settings_module.settings_of(plan, dot != "float16")
     slices = len(plan.x.widths)
@@ -42,6 +43,8 @@ def product_code(dot: str, tile: Tile) -> Code:
         "SKIP": True, "REFERENCE": (), "OFFSET": False, "DOWN": (0.0,) * slices, "SX": slices, "SW": slices, "PAIRS": 4, "ROWS": 64,
         "R": 64, "BIAS": True, "FLIP": True, "BM": tile.rows, "BN": tile.columns,
     }  # fmt: skip
+    if lossless:
+        constants |= {"PACKED": False, "MULTIPLY": (1.0,) * slices**2, "DIVIDE": (1.0,) * slices**2}
     aligned = (*(name for name, kind in signature.items() if kind.startswith("*")), "m_all", "n_all", "n_padded", "so_image", "so_channel")
     return compiled(multiply_arrays, signature, constants, num_warps=tile.warps, num_stages=tile.stages, aligned=aligned)
 
@@ -51,6 +54,15 @@ def test_slice_pairs_are_tensor_core_dots(dot: str) -> None:
     code = product_code(dot, Tile(64, 32, 4, 2))
     depth = 16 if dot == "float16" else 32
     assert code.count(DOT_OPCODES[dot]) == (16 + 12) * 64 // depth  # all slice pairs, and those without the sign slice of x
+
+
+def test_rounding_is_not_the_start_of_a_dot() -> None:
+    """Beside 1.5 * 2^23, which rounds a sum, tensor cores lose small products: what is added must not become the accumulator."""
+    ir = product_code("float16", Tile(64, 32, 4, 2), lossless=True).ir
+    starts = set(re.findall(r"tt\.dot %\w+, %\w+, (%\w+)", ir))
+    assert starts
+    for start in starts:
+        assert f"{start} = arith.constant dense<0.000000e+00>" in ir
 
 
 def test_a_float8_conversion_is_two_instructions() -> None:

@@ -174,7 +174,7 @@ class FusedEngine:
             return torch.float8_e4m3fn
         if settings.collapsed:
             return torch.int8 if max(collapsed_bounds(plan)) <= 128 and plan.x.span <= 8 else torch.float16
-        fits = max(plan.chip.cell.levels - 1, *plan.x.largest, *settings.tops) <= 127
+        fits = max(plan.chip.cell.levels - 1, *plan.x.largest, *settings.tops) <= 127 and plan.x.span <= 8
         return torch.int8 if fits else torch.float16
 
     def _run(
