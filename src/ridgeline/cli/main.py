@@ -28,6 +28,7 @@ from . import (
     models,
     optimize,
     profile,
+    search,
     serve,
     targets,
 )
@@ -48,6 +49,7 @@ app.command("compare")(compare.compare)
 app.command("optimize")(optimize.optimize)
 app.command("compress")(compress.compress)
 app.command("ab")(ab.ab)
+app.command("search")(search.search)
 app.command("bench")(bench.bench)
 app.command("generate")(generate.generate)
 app.command("bench-llm")(bench_llm.bench_llm)
