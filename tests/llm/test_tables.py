@@ -52,4 +52,13 @@ def test_readme_states_what_was_measured() -> None:
         f"int8 {by['int8']['times_bf16']:.2f}x, int4 {by['int4']['times_bf16']:.2f}x bfloat16; "
         f"{by['bf16']['percent_of_limit']:.0f}, {by['int8']['percent_of_limit']:.0f} and {by['int4']['percent_of_limit']:.0f}% of the limit"
     )
-    assert told in (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert told in readme
+    fast = {row["name"]: row for row in rows("llm-gpu-h200.json")}
+    speeds, shares = (
+        [f"{fast[f'8b-{bits}'][key]:.0f}" for bits in ("bf16", "int8", "int4")] for key in ("tokens_per_s", "percent_of_limit")
+    )
+    assert (
+        f"{speeds[0]}, {speeds[1]} and {speeds[2]} tokens/s" in readme
+        and f"{shares[0]}, {shares[1]} and {shares[2]}% of the limit, all below" in readme
+    )

@@ -158,8 +158,6 @@ def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_pt
         finish(tl.sum(acc, 1) * factor, 0, tile, n, None, bias_ptr, residual_ptr, out_ptr, GATED)
 
 
-ALL = 1 << 20
-"""Threads an SM is to hold where every tile has a program of its own."""
 _PLAIN: Config = {"bn": 1, "loads": 2, "threads": 1024, "cached": 0, "ahead": 1, "half": 0, "early": 1}
 _BYTES: Config = {**_PLAIN, "bn": 4, "threads": 512, "half": 1}
 _NIBBLES: Config = {**_PLAIN, "bn": 8, "loads": 1, "threads": 512, "ahead": 0, "half": 1, "chain": 4}

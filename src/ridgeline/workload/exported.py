@@ -29,12 +29,12 @@ WRAPPERS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 def export_case(case: ModelCase) -> ExportedProgram:
     """torch.export of the model as it is, for inference, with static shapes."""
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), quiet():
         return torch.export.export(case.module, case.args, case.kwargs or None, strict=False)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """torch.export prints pages on a module it cannot trace; the caller says in one line what came of it."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from ridgeline.llm.model.decoder import Decoder
+from ridgeline.llm.model.decoder import Batch, Decoder
 from tests.llm.model.support import CASES, Text, logits_of, pair, random_tokens
 
 FEW = ("llama", "mistral, window 7", "qwen2, windows from layer 1", "qwen3", "gpt2")
@@ -172,3 +172,37 @@ def _batch_of(text: Text, count: int):  # type: ignore[no-untyped-def]
     slots = torch.tensor([_slot(text, 0, i) for i in range(count)])
     lengths = torch.tensor([count], dtype=torch.int32)
     return Batch(torch.tensor(text.sequences[0][:count]), torch.arange(count), slots, text.table[:1], lengths, (0, count))
+
+
+@pytest.mark.parametrize("case", ("llama", "llama, biases", "qwen3", "mistral, window 7"))
+def test_a_step_of_one_token_computes_what_a_step_of_several_does(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA one token in halves takes the way where norms go with products; here both ways are plain torch, in bfloat16."""
+    _, ours = pair(case, torch.bfloat16)
+    sequence, ways, shapes = random_tokens(12, 4), [], []
+    for one_row in (False, True):
+        text = Text(ours, [sequence])
+        text.step({0: 11})
+        monkeypatch.setattr("ridgeline.llm.model.decoder.runs_kernels", lambda x, one_row=one_row: one_row)
+        text.step({0: 1})
+        ways.append(text.all_logits(0)[-1])
+        shapes.append([_logits_of_one(ours, text, wanted).shape[0] for wanted in ([0], [])])
+    assert (ways[1] - ways[0]).abs().max() <= 0.03 * ways[0].abs().max()
+    assert shapes == [[1, 0], [1, 0]]
+
+
+def _logits_of_one(model: Decoder, text: Text, wanted: list[int]) -> torch.Tensor:
+    """Of one more token, as a chunk of a prompt, for the rows that are wanted."""
+    one = torch.tensor([0])
+    batch = Batch(
+        one,
+        one,
+        one - 1,
+        torch.zeros(1, 1, dtype=torch.int32),
+        torch.ones(1, dtype=torch.int32),
+        (0, 1),
+        torch.tensor(wanted, dtype=torch.int64),
+        (1,),
+    )
+    with torch.no_grad():
+        found: torch.Tensor = model(batch, text.cache)
+    return found

@@ -201,6 +201,8 @@ class Decoder(nn.Module):
         if self._one_row(change):
             for layer in chosen:
                 change = layer.of_one(change, step)
+            if batch.wanted is not None:  # a chunk of one token that ends no prompt wants none
+                change = change[batch.wanted]
             logits = self.lm_head(change, None, self.norm.weight, self.norm.eps)
         else:
             x: Tensor | None = None

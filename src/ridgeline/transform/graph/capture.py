@@ -16,8 +16,6 @@ model computes with in Python), the graph is for the example's sizes and `notes`
 from __future__ import annotations
 
 import functools
-import logging
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +27,7 @@ from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from torch.utils import _pytree as pytree
 
 from ...core.errors import TransformError
+from ...workload.exported import quiet
 from .clean import clean_graph
 
 
@@ -75,7 +74,7 @@ def capture_graph(
     given = dict(kwargs or {})
     named = {name: value for name, value in given.items() if _tensors(value)}
     plain = {name: value for name, value in given.items() if name not in named}
-    with _evaluating(model), torch.no_grad(), _quiet():
+    with _evaluating(model), torch.no_grad(), quiet():
         try:
             with _closed_over(model, plain):
                 return _capture(model, inputs, named, dynamic_batch)
@@ -237,19 +236,6 @@ def _closed_over(model: nn.Module, plain: dict[str, Any]) -> Iterator[None]:
             del model.forward
         else:
             model.forward = before
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """torch.export prints pages on a module it cannot trace; the caller says in one line what came of it."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
 
 
 def _first_line(error: Exception) -> str:

@@ -10,7 +10,6 @@ Ref: the estimate's own limits apply; weight prepacking changes no byte it sees,
 
 from __future__ import annotations
 
-import logging
 import operator
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 from ...estimate.processor import Settings, estimate
 from ...target.load import Target
 from ...target.spec import ProcessorSpec
-from ...workload.exported import layer_of
+from ...workload.exported import layer_of, quiet
 from ...workload.formulas import FORMULAS, Call, Cost, conv_cost, formula, matmul_cost
 from ...workload.graph import Workload
 from ...workload.liveness import peak_activation_bytes
@@ -78,7 +77,7 @@ class Predictor:
 def workload_of(module: fx.GraphModule, inputs: tuple[Any, ...], name: str = "model") -> tuple[Workload, bool]:
     """The graph's ops at the shapes of `inputs`, and whether most of its convolutions read channels-last."""
     tensors = [one for one in inputs if isinstance(one, Tensor)]
-    with _quiet(), FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+    with quiet(), FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         run = _Counting(module, mode)
         given = tree_map_only(Tensor, lambda tensor: mode.from_tensor(tensor, static_shapes=True), inputs)
         for one in torch.utils._pytree.tree_leaves(given):
@@ -144,17 +143,6 @@ class _Counting(fx.Interpreter):
             self.images += 1
             self.by_pixel += args[0].is_contiguous(memory_format=torch.channels_last) and not args[0].is_contiguous()
         return result
-
-
-class _quiet:
-    """torch warns on each fake copy of a tensor it has seen; nobody reads it."""
-
-    def __enter__(self) -> None:
-        self.disabled = logging.root.manager.disable
-        logging.disable(logging.WARNING)
-
-    def __exit__(self, *_: object) -> None:
-        logging.disable(self.disabled)
 
 
 def _count(*names: str) -> Callable[[Callable[[Call], Cost]], Callable[[Call], Cost]]:
