@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch._dispatch.python import enable_python_dispatcher
 
 from .effects import (
     COMPUTES,
@@ -150,7 +151,7 @@ def update_value(graph: Captured, node: fx.Node) -> None:
     args, kwargs = fx.node.map_arg(node.args, value), fx.node.map_arg(node.kwargs, value)
     if mode is None or not callable(node.target):
         return
-    with mode, torch.no_grad():
+    with enable_python_dispatcher(), mode, torch.no_grad():  # torch 2.11: linear of symbolic sizes has no other fake form
         node.meta["val"] = node.target(*args, **kwargs)
 
 
