@@ -6,8 +6,8 @@ python benchmarks/graph_gpu.py                        two or three minutes on a 
 by hand   norms, rotary positions, attention and gate written out, as in Hugging Face's eager Llama
 modules   nn.RMSNorm, scaled_dot_product_attention and a gated perceptron, as in workload/models/decoder.py
 Inputs rotate over more than the L2 cache; GPU time by events with the host ahead (kernel/bench/timing.py), and in CUDA graphs.
-`difference`: largest difference from the float32 block, relative to its largest value; `of_limit`: the time of the products with weights alone,
-at the rate --target was measured to reach, over the time taken.
+`difference`: largest difference from the float32 block, relative to its largest value; `of_limit`: the time of the products with weights
+alone, at the rate --target was measured to reach, over the time taken.
 """
 
 from __future__ import annotations

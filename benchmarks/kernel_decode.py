@@ -1,7 +1,7 @@
 """Kernels of one decoding step, every launch configuration of each, against the bytes they must read.
 
 python benchmarks/kernel_decode.py            3 to 5 minutes on an H200; writes results/kernel-decode-<machine>.json
-  --only gemv_16,gemv_8,gemv_4,attention,layer_16,layer_8,layer_4     some of it;  --quick: the default configuration only
+  --only gemv_16,gemv_8,gemv_4,attention,layer_16,layer_8,layer_4     some of it;  --quick: as configured only
 
 Weights rotate over three times the L2 cache. Each number is the time of a call inside a CUDA graph of many, medians of --repeats.
 `overlap`: kernels start before the one before them has ended (kernel/overlap.py), as decoding runs them. `of_limit`: time of the least
@@ -197,7 +197,7 @@ def layers(bits: int, best: float, repeats: int, quick: bool) -> list[dict[str, 
     for name, sizes in (("8b", (4096, 32, 8, 14336, 128)), ("1.1b", (2048, 32, 4, 5632, 64))):
         one = Layer(bits, *sizes)
         ways: list[tuple[str, bool, bool, Any]] = [("apart", False, False, None), ("fused", True, False, None)]
-        ways += [("fused", True, True, chosen) for chosen in CANDIDATES[bits][: 1 if quick else None]]
+        ways += [("fused", True, True, chosen) for chosen in ([None] if quick else [None, *CANDIDATES[bits]])]
         for way, fused, overlap, chosen in ways:
             call = lambda index, one=one, fused=fused: one.step(index, fused)  # noqa: E731
             setting: AbstractContextManager[Any] = nullcontext() if chosen is None else forced(f"gemv_{bits}", chosen)

@@ -58,13 +58,14 @@ def main() -> None:
     names = options.cases.split(",")
     if unknown := set(names) - CASES.keys():
         parser.error(f"unknown cases {sorted(unknown)}; there are {', '.join(CASES)}")
-    rows = []
+    from ridgeline.measure.environment import machine_name
+
+    rows: list[dict[str, Any]] = []
     for name in names:
         rows.append({"name": name, **CASES[name], **in_process(name, options)})
         print({key: value for key, value in rows[-1].items() if key != "predicted"}, flush=True)
-    from ridgeline.measure.environment import machine_name
-
-    print(write_results("llm", options.what, options.label, {"device": machine_name(options.device)}, rows, options.out))
+        path = write_results("llm", options.what, options.label, {"device": machine_name(options.device)}, rows, options.out)
+    print(path)
 
 
 def in_process(name: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -30,6 +30,10 @@ from .paged_attention import configured, paged_attention_reference, paged_write_
 Optional = Tensor | None
 SMALLEST_SCALE = 2.0**-24
 """Of float16: smaller keys become 0."""
+SHORT = 512
+"""Most tokens that one program reads for a head of queries: beyond, shares are faster though they are combined (H200)."""
+TILE_BYTES = 65536
+"""Of the keys such a program reads at a time: 256 tokens of 128 halves."""
 
 
 @jit
@@ -217,6 +221,85 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
                 _combined(part_ptr, lse_ptr, out_ptr, pair, splits, active, group, columns, STEP, MEMBERS, D, UPCAST)
 
 
+@jit
+def _seen_alone(q, k, v, k_scale, v_scale, valid, out, total, top, scale, SCALED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(out [BLOCK_D], total, top) of one query after one more tile: products in float32, nothing goes through shared memory."""
+    scores = tl.sum(k.to(tl.float32) * q[None, :], 1) * scale
+    if SCALED:
+        scores *= k_scale
+    scores = tl.where(valid, scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 0))
+    safe = tl.where(higher == float("-inf"), 0.0, higher)
+    p = tl.exp2(scores - safe)
+    shrink = tl.exp2(top - safe)
+    total = total * shrink + tl.sum(p, 0)
+    if SCALED:
+        p *= v_scale
+    return out * shrink + tl.sum(p[:, None] * v.to(tl.float32), 0), total, higher
+
+
+@jit
+def decode_attention_head_kernel(  # type: ignore[no-untyped-def]
+    qkv_ptr, cos_ptr, sin_ptr, slots_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, lengths_ptr, out_ptr, qkv_b, k_p, k_s, k_h,
+    v_p, v_s, v_h, table_b, shared, group, capacity, window, slots, scale, PAGE: tl.constexpr, WINDOWED: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """All tokens of one sequence for one head of queries. Few tokens are read faster once more than shares of them are combined."""
+    begin(EARLY)
+    HALF: tl.constexpr = D // 2
+    SCALED: tl.constexpr = k_scale_ptr is not None
+    DTYPE: tl.constexpr = qkv_ptr.dtype.element_ty
+    own = tl.program_id(0) % (shared * group)
+    batch = (tl.program_id(0) // (shared * group)).to(tl.int64)
+    head = own // group
+    length = tl.minimum(tl.load(lengths_ptr + batch).to(tl.int32), capacity)
+    slot = tl.load(slots_ptr + batch).to(tl.int64)
+    stop = tl.maximum(length - 1, 0)
+    first = 0
+    if WINDOWED:
+        first = tl.maximum(length - window, 0)
+    start = first // BLOCK_N * BLOCK_N
+    columns = tl.arange(0, BLOCK_D)
+    k_ptr += head.to(tl.int64) * k_h
+    v_ptr += head.to(tl.int64) * v_h
+    table_ptr += batch * table_b
+    qkv_ptr += batch * qkv_b
+    cos_ptr += batch * D
+    sin_ptr += batch * D
+    k, v, k_scale, v_scale, valid = _tile(k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, start, first, stop, k_p, k_s, v_p, v_s, shared,
+                                          head, columns, PAGE, D, BLOCK_N)  # fmt: skip
+    wait(EARLY)
+    query = _turned(qkv_ptr + own * D, cos_ptr, sin_ptr, columns, columns < D, HALF, DTYPE, UPCAST).to(tl.float32)
+    key = _turned(qkv_ptr + (shared * group + head) * D, cos_ptr, sin_ptr, columns, columns < D, HALF, DTYPE, UPCAST)
+    value = tl.load(qkv_ptr + (shared * group + shared + head) * D + columns, mask=columns < D, other=0.0)
+    out = tl.zeros([BLOCK_D], tl.float32)
+    total = 0.0
+    top = float("-inf")
+    out, total, top = _seen_alone(query, k, v, k_scale, v_scale, valid, out, total, top, scale, SCALED)
+    for at in range(start + BLOCK_N, stop, BLOCK_N):
+        k, v, k_scale, v_scale, valid = _tile(k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, at, first, stop, k_p, k_s, v_p, v_s,
+                                              shared, head, columns, PAGE, D, BLOCK_N)  # fmt: skip
+        out, total, top = _seen_alone(query, k, v, k_scale, v_scale, valid, out, total, top, scale, SCALED)
+    room = tl.where((slot >= 0) & (slot < slots) & (own % group == 0), D, 0)
+    place = slot * shared + head
+    new_key = _kept(key, k_ptr, k_scale_ptr, slot // PAGE * k_p + slot % PAGE * k_s, place, columns, room)
+    new_value = _kept(value, v_ptr, v_scale_ptr, slot // PAGE * v_p + slot % PAGE * v_s, place, columns, room)
+    score = tl.sum(query * new_key, 0) * scale
+    score = tl.where(length > 0, score, float("-inf"))
+    higher = tl.maximum(top, score)
+    safe = tl.where(higher == float("-inf"), 0.0, higher)
+    shrink = tl.exp2(top - safe)
+    p = tl.exp2(score - safe)
+    total = total * shrink + p
+    out = (out * shrink + p * new_value) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out_ptr + (batch * shared * group + own) * D + columns, narrowed(out, out_ptr.dtype.element_ty, UPCAST), mask=columns < D)
+
+
+def _short(heads: int, reach: int, device: int) -> bool:
+    """Whether a program a head of queries is faster; heads: of all sequences."""
+    return reach <= SHORT and heads <= 2 * processors(device)
+
+
 def _launch(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, key_cache: Tensor, value_cache: Tensor, page_table: Tensor,
             lengths: Tensor, tickets: Tensor, scale: float, window: int, key_scale: Optional, value_scale: Optional) -> Tensor:  # fmt: skip
     batch, heads, D = qkv.shape
@@ -230,19 +313,28 @@ def _launch(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, key_cache: Ten
     members = next_power_of_2(group)
     capacity = page_table.shape[1] * page
     reach = min(capacity, window) if window else capacity
+    operands = (qkv, cos, sin, slots, key_cache, value_cache, key_scale, value_scale, page_table, lengths)
+    strides = (qkv.stride(0), *key_cache.stride()[:3], *value_cache.stride()[:3], page_table.stride(0), shared, group)
+    out = torch.empty((batch, heads, D), dtype=qkv.dtype, device=qkv.device)
+    if _short(batch * heads, reach, qkv.get_device()):
+        launch(
+            decode_attention_head_kernel, (batch * heads,), *operands, out, *strides, capacity, reach, pages * page,
+            scale * 1.4426950408889634, PAGE=page, WINDOWED=window > 0, D=D, BLOCK_D=padded,
+            BLOCK_N=16 if INTERPRETED else min(256, TILE_BYTES // (padded * qkv.element_size())), UPCAST=INTERPRETED,
+            num_warps=4 if padded <= 64 else 8, num_stages=1, **early(qkv.get_device()),
+        )  # fmt: skip
+        return out
     found, splits = configured(qkv, page, group, batch * shared, reach, key_scale is not None)
     few = batch * shared < processors(qkv.get_device())
     if few and found["block_n"] == 64:  # latency is the time: fewer shares of larger tiles
         found, splits = {**found, "block_n": 128, "warps": 8}, max(1, min(splits, reach // 256))
-    out = torch.empty((batch, heads, D), dtype=qkv.dtype, device=qkv.device)
     part = lse = out
     if splits > 1:
         part = torch.empty((batch * shared, splits, group, D), dtype=torch.float32, device=qkv.device)
         lse = torch.empty((batch * shared, splits, group), dtype=torch.float32, device=qkv.device)
     launch(
-        decode_attention_kernel, (batch * shared * splits,), qkv, cos, sin, slots, key_cache, value_cache, key_scale, value_scale,
-        page_table, lengths, tickets, part, lse, out, qkv.stride(0), *key_cache.stride()[:3], *value_cache.stride()[:3],
-        page_table.stride(0), shared, group, splits, capacity, reach, pages * page, scale * 1.4426950408889634,
+        decode_attention_kernel, (batch * shared * splits,), *operands, tickets, part, lse, out, *strides, splits, capacity, reach,
+        pages * page, scale * 1.4426950408889634,
         PAGE=page, WINDOWED=window > 0, D=D, BLOCK_D=padded, BLOCK_G=max(16, members), BLOCK_N=found["block_n"], MEMBERS=members,
         STEP=max(1, min(16, 4096 // (members * padded))), PEEL=few, UPCAST=INTERPRETED,
         num_warps=found["warps"], num_stages=found["stages"],

@@ -15,7 +15,18 @@ from functools import lru_cache
 
 import torch
 
-from .gemv_parts import bytes_dot, bytes_dot2, gained, halves_dot, narrow_bytes, narrow_nibbles, nibbles_dot2, power_of, read_x
+from .gemv_parts import (
+    NIBBLE_MASKS,
+    bytes_dot,
+    bytes_dot2,
+    gained,
+    halves_dot,
+    narrow_bytes,
+    narrow_nibbles,
+    nibbles_dot2,
+    power_of,
+    read_x,
+)
 from .jit import INTERPRETED, cdiv, jit, launch, tl
 from .matmul_kernels import STORED, processors
 from .overlap import begin, early, wait
@@ -64,23 +75,40 @@ def scales_of(scale_ptr, tile, n, groups, GROUP: tl.constexpr, BN: tl.constexpr,
 
 
 @jit
-def finish(total, row, tile, n, scale_ptr, bias_ptr, residual_ptr, out_ptr, GATED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Epilogue of sums [BN] of row `row` of x."""
-    BN: tl.constexpr = total.shape[0]
+def beside(row, tile, n, scale_ptr, bias_ptr, residual_ptr, BN: tl.constexpr, GATED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(scale [BN], bias [BN], residual) of a tile's sums in row `row` of x: read a tile ahead, for a read after the sums is waited for."""
     rows, exist = rows_at(tile, n, BN, GATED)
+    scale = tl.full((BN,), 1.0, tl.float32)
+    bias = tl.zeros((BN,), tl.float32)
+    residual = tl.zeros((BN // 2 if GATED else BN,), tl.float32)
     if scale_ptr is not None:
-        total *= tl.load(scale_ptr + rows, mask=exist, other=0).to(tl.float32)
+        scale = tl.load(scale_ptr + rows, mask=exist, other=0).to(tl.float32)
     if bias_ptr is not None:
-        total += tl.load(bias_ptr + rows, mask=exist, other=0).to(tl.float32)
+        bias = tl.load(bias_ptr + rows, mask=exist, other=0).to(tl.float32)
+    if residual_ptr is not None:
+        places, known = outputs_at(tile, n, BN, GATED)
+        residual = tl.load(residual_ptr + row * n + places, mask=known, other=0).to(tl.float32)
+    return scale, bias, residual
+
+
+@jit
+def outputs_at(tile, n, BN: tl.constexpr, GATED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(columns of the result, which of them exist)."""
+    HERE: tl.constexpr = BN // 2 if GATED else BN
+    places = tile * HERE + tl.arange(0, HERE)
+    return places, places < n
+
+
+@jit
+def finish(total, row, tile, n, held, out_ptr, GATED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Epilogue of sums [BN] of row `row` of x; `held`: of beside()."""
+    BN: tl.constexpr = total.shape[0]
+    total = total * held[0] + held[1]
     if GATED:
         gate, up = tl.split(tl.reshape(total, (BN // 2, 2)))
         total = gate / (1.0 + tl.exp(-gate)) * up
-        rows = tile * (BN // 2) + tl.arange(0, BN // 2)
-        exist = rows < n
-    place = row * n + rows
-    if residual_ptr is not None:
-        total += tl.load(residual_ptr + place, mask=exist, other=0).to(tl.float32)
-    tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=exist)
+    places, exist = outputs_at(tile, n, BN, GATED)
+    tl.store(out_ptr + row * n + places, (total + held[2]).to(out_ptr.dtype.element_ty), mask=exist)
 
 
 @jit
@@ -97,6 +125,7 @@ def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_p
     if gain_ptr is not None:
         gain = read_x(gain_ptr, 0, k, quads, BITS, WHOLE)
     wait(EARLY)
+    following_held = beside(0, start, n, scale_ptr, bias_ptr, residual_ptr, BN, GATED)
     factor = 1.0
     if M == 1:
         x = read_x(x_ptr, 0, k, quads, BITS, WHOLE)
@@ -107,12 +136,14 @@ def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_p
             less, more = power_of(x)
             x = narrow_bytes(x, less, EMULATED)
     for tile in range(start, tiles, tl.num_programs(0)):
-        current = following
+        current, held = following, following_held
+        following_held = beside(0, tile + tl.num_programs(0), n, scale_ptr, bias_ptr, residual_ptr, BN, GATED)
         if AHEAD:
             following = words_of(w_ptr, tile + tl.num_programs(0), n, words, BN, BW, GATED, EVEN, CACHED)
         for m in tl.static_range(M):
             if M > 1:
                 x = read_x(x_ptr, m, k, quads, BITS, WHOLE)
+                held = beside(m, tile, n, scale_ptr, bias_ptr, residual_ptr, BN, GATED)
             if BITS == 16:
                 acc = halves_dot(current, x, FP16)
             elif HALF:
@@ -121,11 +152,11 @@ def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_p
                 acc = bytes_dot(current, x, keep(quads, k), FP16)
             if not AHEAD and m == M - 1:
                 following = words_of(w_ptr, tile + tl.num_programs(0), n, words, BN, BW, GATED, EVEN, CACHED)
-            finish(tl.sum(acc, 1) * factor, m, tile, n, scale_ptr, bias_ptr, residual_ptr, out_ptr, GATED)
+            finish(tl.sum(acc, 1) * factor, m, tile, n, held, out_ptr, GATED)
 
 
 @jit
-def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_ptr, n, k, words, groups, eps,  # type: ignore[no-untyped-def]
+def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_ptr, n, k, words, groups, eps, low, high,  # type: ignore[no-untyped-def]
                         GROUP: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, GATED: tl.constexpr,
                         CHAIN: tl.constexpr, EVEN: tl.constexpr, CACHED: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
                         EMULATED: tl.constexpr):  # fmt: skip
@@ -139,6 +170,7 @@ def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_pt
     if gain_ptr is not None:
         gain = read_x(gain_ptr, 0, k, quads, 4, True)
     wait(EARLY)
+    following_held = beside(0, start, n, None, bias_ptr, residual_ptr, BN, GATED)
     wide = read_x(x_ptr, 0, k, quads, 4, True)
     factor = 1.0
     if gain_ptr is not None:
@@ -147,44 +179,50 @@ def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_pt
     less, more = power_of(wide)
     x = narrow_nibbles(wide, less, EMULATED)
     for tile in range(start, tiles, tl.num_programs(0)):
-        current, current_scale = following, following_scale
+        current, current_scale, held = following, following_scale, following_held
+        following_held = beside(0, tile + tl.num_programs(0), n, None, bias_ptr, residual_ptr, BN, GATED)
         if AHEAD:
             following = words_of(w_ptr, tile + tl.num_programs(0), n, words, BN, BW, GATED, EVEN, CACHED)
             following_scale = scales_of(scale_ptr, tile + tl.num_programs(0), n, groups, GROUP, BN, BW, GATED)
-        acc = nibbles_dot2(current, x, CHAIN, EMULATED) * (current_scale.to(tl.float32) * more[None, :])
+        acc = nibbles_dot2(current, x, low, high, CHAIN, EMULATED) * (current_scale.to(tl.float32) * more[None, :])
         if not AHEAD:
             following = words_of(w_ptr, tile + tl.num_programs(0), n, words, BN, BW, GATED, EVEN, CACHED)
             following_scale = scales_of(scale_ptr, tile + tl.num_programs(0), n, groups, GROUP, BN, BW, GATED)
-        finish(tl.sum(acc, 1) * factor, 0, tile, n, None, bias_ptr, residual_ptr, out_ptr, GATED)
+        finish(tl.sum(acc, 1) * factor, 0, tile, n, held, out_ptr, GATED)
 
 
-_PLAIN: Config = {"bn": 1, "loads": 2, "threads": 1024, "cached": 0, "ahead": 1, "half": 0, "early": 1}
-_BYTES: Config = {**_PLAIN, "bn": 4, "threads": 512, "half": 1}
-_NIBBLES: Config = {**_PLAIN, "bn": 8, "loads": 1, "threads": 512, "ahead": 0, "half": 1, "chain": 4}
+_PLAIN: Config = {"bn": 1, "loads": 2, "threads": 1024, "cached": 0, "ahead": 1, "half": 0, "early": 0}
+_BYTES: Config = {**_PLAIN, "bn": 2, "threads": 768, "half": 1}
+_NIBBLES: Config = {**_PLAIN, "bn": 8, "loads": 1, "threads": 512, "half": 1, "early": 1, "chain": 4}
 CANDIDATES: dict[int, list[Config]] = {
-    16: [_PLAIN, {**_PLAIN, "cached": 1}, {**_PLAIN, "bn": 2, "loads": 4, "threads": 512}, {**_PLAIN, "bn": 2},
-         {**_PLAIN, "bn": 4, "threads": 768}, {**_PLAIN, "early": 0}],
-    8: [_BYTES, {**_BYTES, "cached": 1}, {**_BYTES, "bn": 8, "loads": 1}, {**_BYTES, "threads": 640}, {**_BYTES, "bn": 2, "threads": 768},
-        {**_BYTES, "bn": 2, "loads": 4, "threads": 384}, {**_BYTES, "half": 0}, {**_BYTES, "early": 0}],
-    4: [_NIBBLES, {**_NIBBLES, "cached": 1}, {**_NIBBLES, "bn": 4, "threads": 768}, {**_NIBBLES, "ahead": 1}, {**_NIBBLES, "bn": 16},
-        {**_NIBBLES, "chain": 2}, {**_NIBBLES, "half": 0}, {**_NIBBLES, "early": 0}],
+    16: [_PLAIN, {**_PLAIN, "bn": 2}, {**_PLAIN, "bn": 2, "loads": 4}, {**_PLAIN, "loads": 4},
+         {**_PLAIN, "bn": 4, "loads": 4, "threads": 768, "early": 1}, {**_PLAIN, "loads": 4, "threads": 768, "early": 1},
+         {**_PLAIN, "bn": 2, "loads": 4, "threads": 512, "early": 1}, {**_PLAIN, "bn": 4, "loads": 4, "early": 1}],
+    8: [_BYTES, {**_BYTES, "threads": 1024}, {**_BYTES, "loads": 4, "threads": 512}, {**_BYTES, "bn": 4, "threads": 512},
+        {**_BYTES, "loads": 4, "threads": 512, "early": 1}, {**_BYTES, "threads": 512, "early": 1},
+        {**_BYTES, "loads": 1, "early": 1}, {**_BYTES, "bn": 4, "threads": 512, "early": 1},
+        {**_BYTES, "bn": 4, "threads": 512, "half": 0, "early": 1}],
+    4: [_NIBBLES, {**_NIBBLES, "early": 0}, {**_NIBBLES, "bn": 4, "loads": 2, "ahead": 0}, {**_NIBBLES, "bn": 4, "loads": 2, "early": 0},
+        {**_NIBBLES, "loads": 2, "threads": 1024}, {**_NIBBLES, "loads": 2, "threads": 768, "ahead": 0}, {**_NIBBLES, "threads": 1024},
+        {**_NIBBLES, "bn": 4, "threads": 1024, "early": 0}, {**_NIBBLES, "threads": 768}, {**_NIBBLES, "half": 0}],
 }  # fmt: skip
 """Rows at a time, 128-bit loads a thread and row, threads an SM is to hold, through the first-level cache or past it, the next rows
 before or after the products of these, products in float16, words of int4 to one float16 sum, start before the kernel before ended."""
-LONG_ROW = 4096
-"""Weights of a row from which the second of the defaults is taken."""
-DEFAULTS: dict[int, tuple[int, int]] = {16: (2, 5), 8: (6, 7), 4: (3, 3)}
-"""Candidate for short and for long rows: the fastest decoder layer of TinyLlama 1.1B and of Llama 3 8B on an H200 (kernel_decode.py)."""
+NARROW = 4096
+"""Rows or columns below which a product is so short that it should start before the kernel before it has ended."""
+DEFAULTS: dict[int, tuple[int, int]] = {16: (4, 0), 8: (4, 0), 4: (5, 0)}
+"""Candidate of narrow and of other products, as measured over the products of TinyLlama 1.1B and Llama 3 8B on an H200; the best of each
+of those is in tables/."""
 for _bits, _candidates in CANDIDATES.items():
     space(f"gemv_{_bits}", __file__, _candidates)
 
 
 @lru_cache(maxsize=64)
-def default_config(bits: int, m: int, k: int) -> Config:
+def default_config(bits: int, m: int, n: int, k: int) -> Config:
     """Of one row of x; several rows want few programs, for each reads all of them."""
     if m > 1:
-        return {**_PLAIN, "bn": 4, "threads": 512, "half": 0}
-    return CANDIDATES[bits][DEFAULTS[bits][k >= LONG_ROW]]
+        return {**_PLAIN, "bn": 4, "threads": 512, "early": 1}
+    return CANDIDATES[bits][DEFAULTS[bits][min(n, k) >= NARROW]]
 
 
 def gemv_shape(bits: int, n: int, k: int, chosen: Config, sms: int, gated: bool) -> tuple[int, int, int, int]:
@@ -211,7 +249,7 @@ def run_gemv(x: torch.Tensor, weight: torch.Tensor, scale: Optional, bias: Optio
     bits, n = 8 * weight.element_size(), rows // 2 if gated else rows
     device = x.get_device()
     sms = processors(device)
-    chosen = config(f"gemv_{bits}", (m, n, k, gated), default_config(bits, m, k))
+    chosen = config(f"gemv_{bits}", (m, n, k, gated), default_config(bits, m, n, k))
     bn, wide, warps, programs = gemv_shape(bits, n, k, chosen, sms, gated)
     out = torch.empty((m, n), dtype=STORED.get(x.dtype, x.dtype), device=x.device)
     words = k * bits // 32
@@ -226,7 +264,7 @@ def run_gemv(x: torch.Tensor, weight: torch.Tensor, scale: Optional, bias: Optio
 
 def nibbles_config(n: int, k: int, group: int, gated: bool) -> Config:
     """Of an int4 gemv of one row; "half" 0: it is left to weight_only_kernels.py."""
-    return config("gemv_4", (1, n, k, gated, group), default_config(4, 1, k))
+    return config("gemv_4", (1, n, k, gated, group), default_config(4, 1, n, k))
 
 
 def run_nibbles(x: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, group: int, bias: Optional, residual: Optional,
@@ -240,7 +278,7 @@ def run_nibbles(x: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, group
     out = torch.empty((1, n), dtype=STORED.get(x.dtype, x.dtype), device=x.device)
     launch(
         gemv_nibbles_kernel, (programs,), x, words, scale, bias, residual, gain, out, n, k, words.shape[1], scale.shape[1], eps,
-        GROUP=group, BN=bn, BW=wide, GATED=gated, CHAIN=chosen["chain"], EVEN=words.shape[1] == wide,
+        *NIBBLE_MASKS, GROUP=group, BN=bn, BW=wide, GATED=gated, CHAIN=chosen["chain"], EVEN=words.shape[1] == wide,
         CACHED=bool(chosen["cached"]), AHEAD=bool(chosen["ahead"]), EMULATED=INTERPRETED, num_warps=warps,
         **early(device, bool(chosen["early"])),
     )  # fmt: skip

@@ -196,6 +196,11 @@ def bytes_dot2(words, x, EMULATED: tl.constexpr):  # type: ignore[no-untyped-def
     return low + high
 
 
+NIBBLE_MASKS = (0x003C003C, 0x03C003C0)
+"""Bits 2-5 and 6-9 of both halves. Arguments of a launch: a logic operation has room for one constant, and one the compiler does not know
+stays in a register, where of one it knows it makes a copy for every few words: a tenth of all instructions."""
+
+
 @jit
 def rotated(words, BY: tl.constexpr):  # type: ignore[no-untyped-def]
     """Words rotated right, one funnel shift."""
@@ -203,22 +208,22 @@ def rotated(words, BY: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @jit
-def nibble2(words, J: tl.constexpr, EMULATED: tl.constexpr):  # type: ignore[no-untyped-def]
+def nibble2(words, low, high, J: tl.constexpr, EMULATED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Nibbles J and J + 4, - 8, as float16; bits 6-9 of a float from 16 on count in ones, bits 2-5 of one from 256 on.
 
-    Words are packed rotated left by 3, so two rotations serve all four pairs.
+    Words are packed rotated left by 3, so two rotations serve all four pairs. low and high are NIBBLE_MASKS.
     """
     if J % 2 == 0:
-        bits = (rotated(words, 1 + 4 * J) & 0x003C003C) | 0x5C005C00
+        bits = (rotated(words, 1 + 4 * J) & low) | 0x5C005C00
         offset = tl.full(words.shape, -601826272, tl.int32)  # -264 twice
     else:
-        bits = (rotated(words, 4 * J - 3) & 0x03C003C0) | 0x4C004C00
+        bits = (rotated(words, 4 * J - 3) & high) | 0x4C004C00
         offset = tl.full(words.shape, -838808064, tl.int32)  # -24 twice
     return add2(bits, offset, EMULATED)
 
 
 @jit
-def nibbles_dot2(words, x, CHAIN: tl.constexpr, EMULATED: tl.constexpr):  # type: ignore[no-untyped-def]
+def nibbles_dot2(words, x, low, high, CHAIN: tl.constexpr, EMULATED: tl.constexpr):  # type: ignore[no-untyped-def]
     """[BN, BW / 4]: 32 int4 weights a thread and row times x, CHAIN of 4 words summed in float16, then float32."""
     parts = apart(words)
     total = tl.zeros(parts[0].shape, dtype=tl.float32)
@@ -226,7 +231,7 @@ def nibbles_dot2(words, x, CHAIN: tl.constexpr, EMULATED: tl.constexpr):  # type
         acc = tl.zeros(parts[0].shape, dtype=tl.int32)
         for i in tl.static_range(start, start + CHAIN):
             for j in tl.static_range(4):
-                acc = fma2(nibble2(parts[i], j, EMULATED), x[4 * j + i][None, :], acc, EMULATED)
+                acc = fma2(nibble2(parts[i], low, high, j, EMULATED), x[4 * j + i][None, :], acc, EMULATED)
         low, high = pair(acc, True)
         total += low + high
     return total

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import ridgeline.kernel.decode_attention as implementation
 from ridgeline.core.errors import OptionError
 from ridgeline.kernel import tuning
 from ridgeline.kernel.decode_attention import _reference, decode_attention, decode_attention_op
@@ -71,22 +72,38 @@ def compared(inputs: list[torch.Tensor], window: int | None = None) -> None:
         )
 
 
+@pytest.fixture(params=["a program a head", "shares"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both kernels on the same small inputs."""
+    monkeypatch.setattr(implementation, "SHORT", 512 if request.param == "a program a head" else 0)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("width, heads, shared", [(32, 4, 2), (24, 3, 1), (16, 2, 2)])
 def test_values(dtype: torch.dtype, width: int, heads: int, shared: int, device: str) -> None:
     compared(made(dtype, device, False, width, heads, shared))
 
 
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 20])
+def test_windows_and_int8_of_a_head(int8: bool, window: int | None, device: str) -> None:
+    compared(made(torch.float32, device, int8), window)
+    compared(made(torch.float16, device, int8, page=32), window)
+
+
 @pytest.mark.parametrize("waves", [1, 64])
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 20])
-def test_shares_windows_and_int8(waves: int, int8: bool, window: int | None, device: str) -> None:
+def test_shares_windows_and_int8(waves: int, int8: bool, window: int | None, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implementation, "SHORT", 0)
     op = "paged_attention_int8" if int8 else "paged_attention"
     with tuning.forced(op, {"block_n": 16, "warps": 4, "stages": 2, "waves": waves}):
         compared(made(torch.float32, device, int8), window)
         compared(made(torch.float16, device, int8, page=32), window)
 
 
+@pytest.mark.usefixtures("way")
 def test_a_token_without_a_place_sees_itself(device: str) -> None:
     inputs = made(torch.float32, device)
     inputs[7][3] = 1
@@ -127,13 +144,12 @@ def test_opcheck_and_refusals(device: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="large sizes need a GPU")
-@pytest.mark.parametrize("context", [200, 5000])
+@pytest.mark.parametrize("context, pages", [(200, 32), (500, 32), (200, 512), (5000, 512)])
 @pytest.mark.parametrize("batch", [1, 3, 40])
 @pytest.mark.parametrize("int8", [False, True])
-def test_large_and_again_in_a_graph(context: int, batch: int, int8: bool) -> None:
-    """Shares of several programs, combined by whichever ends last: the same bits each time."""
+def test_large_and_again_in_a_graph(context: int, pages: int, batch: int, int8: bool) -> None:
+    """A program a head; and shares of several programs, combined by whichever ends last: the same bits each time."""
     torch.manual_seed(0)
-    pages = 512
     qkv = torch.randn(batch, 48, 128, device="cuda").bfloat16()
     angle = torch.randn(batch, 64, device="cuda").repeat(1, 2)
     caches = [torch.randint(-127, 128, (pages * batch, 16, 8, 128), device="cuda").to(torch.int8) for _ in range(2)]

@@ -222,17 +222,17 @@ def test_logprobs_equal_those_of_the_reference() -> None:
 @pytest.mark.parametrize("options", [{"burst": 1}, {"burst": 4}, {"draft": NgramDraft(), "adaptive": False}], ids=named)
 def test_logits_without_distribution_end_one_request_only(options: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     worker = engine(**options)
-    forward, poisoned = type(worker.loaded.model).forward, 5
+    logits_of, poisoned = type(worker.loaded.model).narrow_logits, 5
 
     def broken(self: torch.nn.Module, batch: object, cache: object, layers: range | None = None) -> torch.Tensor:
-        logits = forward(self, batch, cache, layers)  # type: ignore[arg-type]
+        logits = logits_of(self, batch, cache, layers)  # type: ignore[arg-type]
         wanted = batch.wanted  # type: ignore[attr-defined]
         positions = batch.positions if wanted is None else batch.positions[wanted]  # type: ignore[attr-defined]
         # only the second prompt, of one token, is at this position before all others have ended
         logits[positions == poisoned] = math.nan
         return logits
 
-    monkeypatch.setattr(type(worker.loaded.model), "forward", broken)
+    monkeypatch.setattr(type(worker.loaded.model), "narrow_logits", broken)
     long, short = worker.generate([PROMPTS[0], PROMPTS[1]], GREEDY)
     assert tuple(long.tokens) == reference_greedy(PROMPTS[0], COUNT) and long.error is None
     assert short.finish_reason == "error" and "NaN" in (short.error or "")

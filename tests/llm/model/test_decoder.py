@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("transformers")
 
+from ridgeline.llm.model import attend
 from ridgeline.llm.model.decoder import Batch, Decoder
 from tests.llm.model.support import CASES, Text, logits_of, pair, random_tokens
 
@@ -206,3 +207,17 @@ def _logits_of_one(model: Decoder, text: Text, wanted: list[int]) -> torch.Tenso
     with torch.no_grad():
         found: torch.Tensor = model(batch, text.cache)
     return found
+
+
+def test_prompts_are_not_read_by_what_plans_for_every_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN's attention builds a plan for every new length: a served load has a new one in every step."""
+    model, calls = pair("llama")[1], []
+    plain = attend.scaled_dot_product_attention
+
+    def noted(*args: torch.Tensor, **options: object) -> torch.Tensor:
+        calls.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return plain(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(attend, "scaled_dot_product_attention", noted)
+    at_once(Text(model, [random_tokens(9, 0)]))
+    assert calls and not any(calls)

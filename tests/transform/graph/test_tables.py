@@ -36,7 +36,8 @@ def arenas() -> str:
 
 
 def blocks() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((ROOT / "benchmarks" / "results" / "graph-block-h200.json").read_text(encoding="utf-8"))["rows"]
+    path = ROOT / "benchmarks" / "results" / "graph-block-h200.json"
+    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
     return found
 
 

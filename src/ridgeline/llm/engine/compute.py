@@ -16,7 +16,7 @@ import torch
 
 from ..sampling import Sampler, TokenLogprob, logprobs_of
 from .request import Request
-from .runner import Piece, Runner
+from .runner import MOST_STEPS, Piece, Runner
 
 if TYPE_CHECKING:
     from ..speculate.draft import Proposal
@@ -106,7 +106,7 @@ class Computer:
         pieces, _ = _pieces(plan.parts)
         granted = [1 + plan.extra.get(request.id, 0) for request in requests]
         # Most rows decide: a few that end or lack pages compute what is dropped, rather than stop all others. Nobody leaves the context.
-        steps = sorted(granted)[len(granted) // 4]
+        steps = min(sorted(granted)[len(granted) // 4], MOST_STEPS)
         steps = self.burst_steps = min(steps, self.runner.context - max(piece.position for piece in pieces))
         rules = self.sampler.rules_of(requests, self.runner.model.config.vocab, self.runner.device)
         random = self.sampler.randoms(requests, steps, self.runner.device)

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...kernel.decode_choice import decode_choice
 from ...kernel.decode_places import decode_places
 from ..model.decoder import Batch
 from ..model.kernels import runs_kernels
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 
 Array = np.ndarray[Any, np.dtype[np.int64]]
+MOST_STEPS = 256
+"""Of one burst: what a state keeps the tokens of."""
 
 
 @dataclass(slots=True)
@@ -100,16 +103,20 @@ class DecodeState:
     def __init__(self, model: Decoder, cache: KVCache, size: int, width: int, device: torch.device) -> None:
         self.model, self.cache, self.size, self.width, self.device = model, cache, size, width, device
         even = size + size % 2  # every buffer begins at 16 bytes, or kernels are compiled once more for those that don't
-        self.host_ids = np.zeros(2 * even + even // 2, dtype=np.int64)
+        self.host_ids = np.zeros(3 * even + even // 2, dtype=np.int64)
         self.host_table = np.full((size, width), cache.pages, dtype=np.int32)
         self.known: list[list[int]] = [[] for _ in range(size)]  # the pages host_table has of each row
         ids, self.table = torch.from_numpy(self.host_ids), torch.from_numpy(self.host_table)
         if device.type != "cpu":
             ids, self.table = ids.to(device), self.table.to(device)
             self.host_ids, self.host_table = ids.cpu().pin_memory().numpy(), self.table.cpu().pin_memory().numpy()
-        self.ids, self.at = ids, (even, 2 * even)
-        self.tokens, self.positions, self.lengths = ids[:size], ids[even : even + size], ids[2 * even :].view(torch.int32)[:size]
+        self.ids, self.at = ids, (even, 3 * even)
+        self.tokens, self.positions, self.steps = (ids[start : start + size] for start in (0, even, 2 * even))
+        self.lengths = ids[3 * even :].view(torch.int32)[:size]
         self.best = torch.zeros(size, dtype=logits_dtype(model), device=device)
+        self.chosen = torch.zeros(MOST_STEPS, size, dtype=torch.int64, device=device)  # the likeliest tokens of the steps since load
+        self.certain = torch.zeros(MOST_STEPS, size, dtype=logits_dtype(model), device=device)
+        self.tickets = torch.zeros(size, dtype=torch.int32, device=device)
         self.rows, self.columns = size, width  # what a step computes; less where there is no graph
         self.read = torch.cuda.Event() if device.type == "cuda" else None
         self.logits: Tensor | None = None
@@ -148,7 +155,7 @@ class DecodeState:
         return changed
 
     def step(self) -> Tensor:
-        """logits [rows, V]; afterwards the likeliest token of each row and its position stand in the buffers."""
+        """logits [rows, V]; afterwards the likeliest token of each row and its position stand in the buffers, and it is written down."""
         rows, page_size, table = self.rows, self.cache.page_size, self.table[: self.rows, : self.columns]
         tokens, positions, lengths = self.tokens[:rows], self.positions[:rows], self.lengths[:rows]
         rope, angles = self.model.rope, None
@@ -158,11 +165,9 @@ class DecodeState:
         else:
             pages = table.gather(1, (positions // page_size)[:, None])[:, 0]
             slots = torch.add(positions % page_size, pages, alpha=page_size)
-        logits: Tensor = self.model(Batch(tokens, positions, slots, table, lengths, angles=angles), self.cache)
-        torch.max(logits, dim=-1, out=(self.best[:rows], tokens))
-        positions.add_(1)
-        lengths.add_(1)
-        return logits
+        narrow = self.model.narrow_logits(Batch(tokens, positions, slots, table, lengths, angles=angles), self.cache)
+        kept = self.best[:rows], positions, lengths, self.steps[:rows], self.tickets[:rows], self.chosen, self.certain
+        return decode_choice(narrow, tokens, *kept)
 
     def forward(self) -> Tensor:
         if self.graph is None:
@@ -210,20 +215,19 @@ class Runner:
     def burst(self, pieces: Sequence[Piece], steps: int, choose: Callable[[Tensor, int], Tensor] | None) -> list[list[int]]:
         """Tokens [steps][R] of decoding pieces; `choose(logits, step)` draws them, None: greedy. The host waits once, at the end.
 
-        A row whose pages end before its steps do gives tokens without meaning from there on: the caller drops them.
+        At most MOST_STEPS. A row whose pages end before its steps do gives tokens without meaning from there on: the caller drops them.
         """
         state, rows = self._load(pieces, steps), len(pieces)
-        chosen = torch.empty(steps, rows, dtype=torch.int64, device=self.device)
-        best = torch.empty(steps, rows, dtype=state.best.dtype, device=self.device)
+        drawn = []
         for step in range(steps):
             logits = state.forward()[:rows]
-            if choose is None:
-                chosen[step], best[step] = state.tokens[:rows], state.best[:rows]
-            else:
-                chosen[step] = choose(logits, step)
-                torch.clamp(chosen[step], min=0, out=state.tokens[:rows])
+            if choose is not None:
+                drawn.append(choose(logits, step))
+                torch.clamp(drawn[-1], min=0, out=state.tokens[:rows])
         if choose is None:
-            chosen = torch.where(best.isfinite(), chosen, BAD_ROW)
+            chosen = torch.where(state.certain[:steps, :rows].isfinite(), state.chosen[:steps, :rows], BAD_ROW)
+        else:
+            chosen = torch.stack(drawn)
         tokens: list[list[int]] = chosen.tolist()
         return tokens
 

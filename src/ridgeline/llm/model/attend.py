@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 CUDA_ROWS = 16
 """Runs up to this long are read row by row on CUDA: the second row finds the keys in the L2 cache."""
+FOR_ANY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Not cuDNN, torch's first choice on Hopper: it plans anew for every length, some 60 ms of the host each (H200, torch 2.11)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +157,10 @@ def attend(reading: Reading, query: Tensor, key: Tensor, value: Tensor, cache: K
     out = torch.empty_like(query, memory_format=torch.contiguous_format)
     if reading.row_count:
         out[reading.rows] = _attend_rows(reading, query[reading.rows], cache, layer, window)
-    for part in reading.parts:
-        run = slice(part.first, part.last)
-        out[run] = _attend_part(reading, part, query[run], key[run], value[run], cache, layer, window)
+    with sdpa_kernel(FOR_ANY_LENGTH):
+        for part in reading.parts:
+            run = slice(part.first, part.last)
+            out[run] = _attend_part(reading, part, query[run], key[run], value[run], cache, layer, window)
     return out.flatten(1)
 
 

@@ -186,10 +186,15 @@ class Decoder(nn.Module):
 
         `layers`: only these, in this order (a draft that skips some).
         """
-        with weights_are_still():  # nothing that is queued writes them: weights.py and quantise_decoder_ wait at their ends
-            return self._forward(batch, cache, layers)
+        logits = self.narrow_logits(batch, cache, layers)
+        return logits.float() if logits.dtype is not torch.float64 else logits
 
-    def _forward(self, batch: Batch, cache: KVCache, layers: range | None) -> Tensor:
+    def narrow_logits(self, batch: Batch, cache: KVCache, layers: range | None = None) -> Tensor:
+        """The same in the dtype of activations, which holds them exactly."""
+        with weights_are_still():  # nothing that is queued writes them: weights.py and quantise_decoder_ wait at their ends
+            return self._logits(batch, cache, layers)
+
+    def _logits(self, batch: Batch, cache: KVCache, layers: range | None) -> Tensor:
         change, angles = self.embed(batch.tokens), batch.angles
         if self.position is not None:
             change = change + self.position(batch.positions)
@@ -211,7 +216,7 @@ class Decoder(nn.Module):
             if batch.wanted is not None:  # before the norm: it works row by row
                 change, x = change[batch.wanted], None if x is None else x[batch.wanted]
             logits = self.lm_head(self.norm(change, x)[0])
-        return logits.float() if logits.dtype is not torch.float64 else logits
+        return logits
 
     def _one_row(self, x: Tensor) -> bool:
         """Whether products take norms and sums with them: one token, in halves, on kernels, RMS norms."""
