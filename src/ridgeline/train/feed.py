@@ -28,11 +28,13 @@ from torch import Generator, Tensor
 from ..core.errors import DataError, OptionError
 from ..measure.memory import free_bytes
 from ..workload.data import Split, unchanged
+from .augment import Augmentation
 from .seeds import step_generator
 
 Mode = Literal["auto", "resident", "prefetch", "blocking"]
 Order = Callable[[int], Tensor]
-Augment = Callable[[Tensor, Generator], Tensor]
+Augment = Callable[[Tensor, Generator], Tensor] | Augmentation
+Change = Callable[[Tensor, int], Tensor]  # a batch of this step, augmented
 Raw = Yields[tuple[Tensor, Tensor, float], None, None]  # inputs and targets on the device, seconds waited
 MODES = ("auto", "resident", "prefetch", "blocking")
 RESIDENT_SHARE = 0.25  # of the free device memory: what is left must hold weights, optimiser and activations
@@ -93,19 +95,44 @@ def batches(
     first, last = (0, batch) if augment else own
     plan = Plan(len(split), order, batch, steps, start_step, first, last)
     way = {"resident": _resident, "prefetch": _prefetch, "blocking": _blocking}[choose_mode(split, device, mode)]
-    return _finished(way(split, plan, device), plan, own, augment, prepare, seed)
+    change = _drawn_ahead(augment, plan, split, device, seed) if isinstance(augment, Augmentation) else _drawn_by_step(augment, seed)
+    return _finished(way(split, plan, device), plan, own, change if augment else None, prepare)
 
 
-def _finished(
-    raw: Raw, plan: Plan, own: tuple[int, int], augment: Augment | None, prepare: Callable[[Tensor], Tensor], seed: int
-) -> Iterator[Batch]:
+def _drawn_by_step(augment: Callable[[Tensor, Generator], Tensor] | None, seed: int) -> Change:
+    def change(images: Tensor, step: int) -> Tensor:
+        return augment(images, step_generator(seed, step)) if augment else images
+
+    return change
+
+
+def _drawn_ahead(augment: Augmentation, plan: Plan, split: Split, device: torch.device, seed: int) -> Change:
+    """Numbers of a whole epoch drawn on the CPU, step by step, and copied at once: the same as drawn one by one."""
+    height, width = split.inputs.shape[-2:]
+    drawn: dict[int, Tensor] = {}
+
+    def draw(epoch: int, order: Tensor, steps: range) -> None:
+        parts = [augment.draw(plan.slice(order, s), (height, width), seed, epoch, step_generator(seed, s)) for s in steps]
+        drawn.update(zip(steps, torch.stack(parts).to(device).unbind(0), strict=True))
+
+    epochs = plan.epochs()
+
+    def change(images: Tensor, step: int) -> Tensor:
+        if step not in drawn:
+            draw(*next(epochs))
+        return augment.apply(images, drawn.pop(step))
+
+    return change
+
+
+def _finished(raw: Raw, plan: Plan, own: tuple[int, int], change: Change | None, prepare: Callable[[Tensor], Tensor]) -> Iterator[Batch]:
     """Augment and prepare on the device."""
     each = plan.rows // plan.batch
     try:
         for step in range(plan.start_step, plan.steps):
             inputs, targets, wait_s = next(raw)
-            if augment is not None:
-                inputs = augment(inputs, step_generator(seed, step))[own[0] : own[1]]
+            if change is not None:
+                inputs = change(inputs, step)[own[0] : own[1]]
                 targets = targets[own[0] : own[1]]
             yield Batch(prepare(inputs), targets, wait_s, step, step // each)
     finally:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Literal, cast
 
@@ -22,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from ..core.errors import DataError, OptionError
 from ..workload.data import Data, Split
 from . import checkpoint as store
+from .average import Average
 from .evaluate import as_model, device_of
 from .feed import Batch, batches
 from .flops import peak_of
@@ -29,6 +31,7 @@ from .freeze import frozen
 from .heads import Head, Loss, whole_loss
 from .history import History, Recorder
 from .loop import AfterStep, Loop, Objective
+from .loss import cross_entropy
 from .optimiser import Build, Schedule, build_optimiser
 from .options import Scaling, TrainSettings, check_settings
 from .parallel import World, average_buffers, join_world, share_model, synchronised_norms
@@ -43,11 +46,13 @@ Source = Data | Split | tuple[Tensor, Tensor]
 def fit(
     model: nn.Module, data: Source, loss: Loss | Mapping[str, Loss] | None = None, *,
     epochs: int | None = None, steps: int | None = None, batch: int = 128,
-    optimiser: str | Build = "sgd", learning_rate: float = 0.1, momentum: float = 0.9, nesterov: bool = False,
-    betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 5e-4, decay: Literal["all", "matrices"] = "all",
-    schedule: str | Schedule = "cosine", warmup: int = 0, final: float = 0.0, milestones: Sequence[float] = (0.5, 0.75), gamma: float = 0.1,
+    optimiser: str | Build = "sgd", learning_rate: float = 0.1, rest_rate: float | None = None, momentum: float = 0.9,
+    nesterov: bool = False, betas: tuple[float, float] = (0.9, 0.999), weight_decay: float = 5e-4,
+    decay: Literal["all", "matrices"] = "all", schedule: str | Schedule = "cosine", warmup: int = 0, rise: float = 0.3, final: float = 0.0,
+    milestones: Sequence[float] = (0.5, 0.75), gamma: float = 0.1, smoothing: float = 0.0, average: float | None = None,
     precision: str = "float32", scaling: Scaling | None = None, clip: float | None = None, accumulate: int = 1,
-    checkpoint_activations: bool = False, compile: bool | str = False, tf32: bool = True, attention: str = "auto",
+    checkpoint_activations: bool = False, compile: bool | str = False, graph: bool = False, choose_kernels: bool = False, tf32: bool = True,
+    attention: str = "auto",
     seed: int = 0, augment: bool = True, freeze: str | Sequence[str] = (), heads: Mapping[str, float | Head] | None = None,
     objective: Objective | None = None, after_step: AfterStep | None = None, device: torch.device | str | None = None, feed: str = "auto",
     checkpoint: Path | str | None = None, checkpoint_every: int | None = None, resume: bool = True,
@@ -63,10 +68,11 @@ def fit(
     """
     settings = check_settings(
         epochs=epochs, steps=steps, batch=batch, optimiser=optimiser if isinstance(optimiser, str) else "custom",
-        learning_rate=learning_rate, momentum=momentum, nesterov=nesterov, betas=betas, weight_decay=weight_decay, decay=decay,
-        schedule=schedule if isinstance(schedule, str) else "custom", warmup=warmup, final=final, milestones=tuple(milestones), gamma=gamma,
+        learning_rate=learning_rate, rest_rate=rest_rate, momentum=momentum, nesterov=nesterov, betas=betas, weight_decay=weight_decay,
+        decay=decay, schedule=schedule if isinstance(schedule, str) else "custom",
+        warmup=warmup, rise=rise, final=final, milestones=tuple(milestones), gamma=gamma, smoothing=smoothing, average=average,
         precision=precision, scaling=scaling or Scaling(), clip=clip, accumulate=accumulate, checkpoint_activations=checkpoint_activations,
-        compile=compile, tf32=tf32, attention=attention, seed=seed, augment=augment,
+        compile=compile, graph=graph, choose_kernels=choose_kernels, tf32=tf32, attention=attention, seed=seed, augment=augment,
         freeze=(freeze,) if isinstance(freeze, str) else tuple(freeze), feed=feed,
     )  # fmt: skip
     if checkpoint_every is not None and (checkpoint_every < 1 or checkpoint is None):
@@ -75,7 +81,9 @@ def fit(
         )
     if objective is not None and (loss is not None or heads is not None):
         raise OptionError("objective with loss or heads", why="an objective replaces both", do="give one of them")
-    whole, source = whole_loss(loss, heads), as_data(data)
+    if smoothing and (objective is not None or loss is not None):
+        raise OptionError(f"smoothing = {smoothing} with a loss of your own", why="it is of the built-in loss", do="smooth in your loss")
+    whole, source = whole_loss(partial(cross_entropy, smoothing=smoothing) if smoothing else loss, heads), as_data(data)
     place = torch.device(device) if device is not None else device_of(model)
     world = join_world(place.type)
     if place.type == "cuda" and (place.index is None or (device is None and world.size > 1)):
@@ -96,6 +104,8 @@ def fit(
             loop.identity = loop.describe(loss, heads)
             _take_up(loop, folder, resume, report)
         _train(loop, after_step, folder, checkpoint_every, report, progress and world.leads)
+        if loop.average:
+            loop.average.give()
         average_buffers(model, world)
         loop.optimiser.zero_grad(set_to_none=True)
     return loop.recorder.history
@@ -118,6 +128,8 @@ def _build(
     custom: tuple[Build | None, Schedule | None], device: torch.device, world: World, still: Sequence[nn.Module], peak: float | str | None,
 ) -> Loop:  # fmt: skip
     """The loop with its optimiser, precision and history, from rank 0's weights."""
+    if settings.graph and (device.type != "cuda" or world.size > 1):
+        raise OptionError(f"graph = True on {device}, {world.size} ranks", why="a CUDA graph is of one GPU", do="leave graph out")
     rows = len(data.train)
     batch = min(settings.batch, rows)
     if batch < world.size:
@@ -139,8 +151,25 @@ def _build(
     recorder = Recorder(history, device, Watch(settings.scaling.dynamic))
     total = settings.steps or history.steps_per_epoch * cast(int, settings.epochs)
     passes = Precision(settings, device, list(names))
+    average = Average(model, settings.average) if settings.average else None
     return Loop(
-        model, called, data, settings, total, batch, loss, objective, custom[1], made, names, passes, recorder, world, device, still
+        model,
+        called,
+        data,
+        settings,
+        total,
+        batch,
+        loss,
+        objective,
+        custom[1],
+        made,
+        names,
+        passes,
+        recorder,
+        world,
+        device,
+        still,
+        average,
     )
 
 
@@ -167,6 +196,8 @@ def _train(
             recorder.add(loop.step(batch))
             if after_step:
                 after_step(loop.model, batch.step)
+            if loop.average:
+                loop.average.update(batch.step)
             done = batch.step + 1
             if folder is not None and (done % (every or each) == 0 or done == loop.total):
                 loop.save(folder)
@@ -201,14 +232,15 @@ def _surroundings(model: nn.Module, settings: TrainSettings, device: torch.devic
     """Training mode and torch's settings for the run; as before afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = (matmul.allow_tf32, convolution.allow_tf32)
+    before = (matmul.allow_tf32, convolution.allow_tf32, convolution.benchmark)
     backend = getattr(SDPBackend, _ATTENTION[settings.attention]) if settings.attention != "auto" else None
     try:
         matmul.allow_tf32 = convolution.allow_tf32 = settings.tf32
+        convolution.benchmark = settings.choose_kernels or convolution.benchmark
         model.train()
         with torch.random.fork_rng([device] if device.type == "cuda" else []), sdpa_kernel(backend) if backend else nullcontext():
             yield
     finally:
-        matmul.allow_tf32, convolution.allow_tf32 = before
+        matmul.allow_tf32, convolution.allow_tf32, convolution.benchmark = before
         for module, mode in modes:
             module.training = mode

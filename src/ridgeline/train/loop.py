@@ -23,9 +23,11 @@ from torch import Tensor, nn
 from ..core.errors import TrainError
 from ..workload.data import Data
 from . import checkpoint as store
+from .average import Average
 from .checkpoint import Snapshot
 from .feed import Batch
 from .flops import FlopCount
+from .graphed import GraphedPasses
 from .heads import Head, Loss
 from .history import Passed, Recorder
 from .loss import IGNORE, call_model, counted
@@ -60,16 +62,20 @@ class Loop:
     world: World
     device: torch.device
     still: Sequence[nn.Module] = ()  # norms kept in evaluation mode
+    average: Average | None = None  # of the weights
     identity: Mapping[str, Any] = field(default_factory=dict)  # see describe
     counting: bool = field(init=False)  # whether pieces weigh by targets that count, not by rows
     trained: list[nn.Parameter] = field(init=False)
     sum_gradients: GradientSum = field(init=False)
     count: FlopCount | None = field(init=False, default=None)  # in the first step only
+    graphed: GraphedPasses | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.trained = list(self.names)
         self.sum_gradients = GradientSum(self.trained, self.world)
         pieces, targets = self.settings.accumulate * self.world.size, self.data.train.targets
+        if self.settings.graph:
+            self.graphed = GraphedPasses(self._both, self._forget_gradients, self.device)
         self.counting = pieces > 1 and not targets.is_floating_point() and bool((targets == IGNORE).any())
 
     def step(self, batch: Batch) -> Passed:
@@ -80,7 +86,8 @@ class Loop:
         for norm in self.still:
             norm.eval()
         rate = set_rate(self.optimiser, factor(self.settings, batch.step, self.total, self.schedule))
-        self.optimiser.zero_grad(set_to_none=True)
+        if self.graphed is None or not self.graphed.captured:
+            self._forget_gradients()
         marks, numbers = [], []
         for inputs, targets in self._pieces(batch):
             times, number = self._passes(inputs, targets)
@@ -98,6 +105,9 @@ class Loop:
             self.count = None
         return Passed(loss, rate, outcome, marks, self.recorder.clock.mark(), batch.wait_s)
 
+    def _forget_gradients(self) -> None:
+        self.optimiser.zero_grad(set_to_none=True)
+
     def _own_gradients(self) -> None:
         """Move gradients out of a compiled graph's memory, which the next piece's replay will write over."""
         for parameter in self.trained:
@@ -114,6 +124,10 @@ class Loop:
         """Forward and backward of one piece; its marks, and (loss, counted targets) weighted by its share of the batch."""
         clock, count = self.recorder.clock, self.count
         start = clock.mark()
+        if self.graphed is not None and count is None:
+            number = self.graphed(inputs, targets).reshape(1)
+            end = clock.mark()
+            return (start, end, end), number  # one graph: its time counts as forward
         with count.in_forward() if count else nullcontext(), self.precision.autocast():
             loss = self._loss(inputs, targets)
             told = []
@@ -127,6 +141,13 @@ class Loop:
         with count.in_backward() if count else nullcontext():
             self.precision.scale(loss).backward()
         return (start, middle, clock.mark()), torch.stack([loss.detach(), *told])
+
+    def _both(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """What a graph holds: both passes of a whole batch."""
+        with self.precision.autocast():
+            loss = self._loss(inputs, targets)
+        self.precision.scale(loss).backward()
+        return loss.detach()
 
     def _loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
         if self.settings.compile:
@@ -171,6 +192,7 @@ class Loop:
         tensors, facts = store.pack_optimiser(self.optimiser, self.names)
         tensors |= {f"model.{name}": value for name, value in self.model.state_dict().items()}
         tensors |= {name: parameter.detach() for parameter, name in self.names.items() if name.startswith("objective.")}
+        tensors |= self.average.tensors() if self.average else {}
         history = self.recorder.history.to_json()
         return Snapshot(
             len(self.recorder.history), tensors, {**self.identity, "scaler": self.precision.state(), "optimiser": facts, "history": history}
@@ -199,6 +221,8 @@ class Loop:
                 if name.startswith("objective."):
                     parameter.copy_(chosen.tensors[name])
         store.unpack_optimiser(self.optimiser, self.names, chosen.tensors, chosen.facts["optimiser"])
+        if self.average:
+            self.average.load(chosen.tensors)
         self.precision.load(chosen.facts["scaler"])
         self.recorder.history.load(chosen.facts["history"])
         say(f"resumed from step {chosen.step} of {folder}")

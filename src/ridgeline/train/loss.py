@@ -36,19 +36,22 @@ def call_model(model: nn.Module, inputs: Tensor) -> Any:
     return model(inputs)
 
 
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean negative log likelihood over the last dimension of `outputs`, of the targets that count."""
+def cross_entropy(outputs: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Mean negative log likelihood over the last dimension of `outputs`, of the targets that count.
+
+    `smoothing` s: each label is 1 - s of itself and s / classes of every class. Ref: Szegedy 2016.
+    """
     classes = outputs.shape[-1]
     wide = outputs.reshape(-1, classes)
     wide = wide if wide.dtype == torch.float64 else wide.float()  # 8 bits of bfloat16 are too few for a sum of exponentials
     if targets.is_floating_point():
         if targets.shape != outputs.shape:
             raise _mismatch(outputs, targets)
-        return functional.cross_entropy(wide, targets.reshape(-1, classes).to(wide.dtype))
+        return functional.cross_entropy(wide, targets.reshape(-1, classes).to(wide.dtype), label_smoothing=smoothing)
     if targets.shape != outputs.shape[:-1]:
         raise _mismatch(outputs, targets)
     flat = targets.reshape(-1)
-    total = functional.cross_entropy(wide, flat, ignore_index=IGNORE, reduction="sum")
+    total = functional.cross_entropy(wide, flat, ignore_index=IGNORE, reduction="sum", label_smoothing=smoothing)
     return total / counted(flat).clamp(min=1)
 
 

@@ -1,10 +1,11 @@
 """Optimisers by name, and learning-rate schedules as pure functions of the step.
 
-named parameters ──build_optimiser──> torch.optim.{SGD, Adam, AdamW}     (fused on CUDA: a loss scale then needs no host sync)
+named parameters ──build_optimiser──> torch.optim.{SGD, Adam, AdamW}     (fused on CUDA: a loss scale then needs no host sync), Muon
 rate(step) = base rate · factor(schedule, step, total)                   nothing to store, so that a resumed run is exact
 
   constant  1                      linear  1 → final                     step  γ^(milestones passed), He 2015
   cosine    final + (1-final)(1+cos πp)/2, Loshchilov 2017               onecycle  1/25 → 1 → 1/250,000, Smith 2018
+  triangle  0 → 1 evenly in the first `rise` of the steps, then evenly → final
   p = (step - warmup) / (total - warmup); before that (step + 1) / warmup, Goyal 2017
 """
 
@@ -22,7 +23,7 @@ from .options import TrainSettings
 
 Build = Callable[[Any], torch.optim.Optimizer]
 Schedule = Callable[[int, int], float]
-RISE, START, END = 0.3, 1 / 25, 1 / 25 / 1e4  # of onecycle: share of the steps that rise, first and last factor
+START, END = 1 / 25, 1 / 25 / 1e4  # of onecycle: first and last factor
 
 
 def factor(settings: TrainSettings, step: int, total: int, custom: Schedule | None = None) -> float:
@@ -48,10 +49,16 @@ def _step(progress: float, step: int, total: int, settings: TrainSettings) -> fl
 
 
 def _onecycle(progress: float, step: int, total: int, settings: TrainSettings) -> float:
-    top, last = RISE * total - 1, total - 1
+    top, last = settings.rise * total - 1, total - 1
     if step <= top:
         return _between(START, 1.0, step / top if top > 0 else 1.0)
     return _between(1.0, END, (step - top) / max(last - top, 1e-9))
+
+
+def _triangle(progress: float, step: int, total: int, settings: TrainSettings) -> float:
+    top = settings.rise * total
+    down = settings.final + (1 - settings.final) * (total - step) / (total - top)
+    return min((step + 1) / top, down, 1.0)
 
 
 def _between(start: float, end: float, share: float) -> float:
@@ -64,6 +71,7 @@ _SCHEDULES: Mapping[str, Callable[[float, int, int, TrainSettings], float]] = {
     "cosine": _cosine,
     "step": _step,
     "onecycle": _onecycle,
+    "triangle": _triangle,
 }
 
 
@@ -126,8 +134,24 @@ def _adamw(groups: list[dict[str, Any]], settings: TrainSettings, cuda: bool) ->
     return torch.optim.AdamW(groups, settings.learning_rate, betas=settings.betas, fused=cuda or None)
 
 
+def _muon(groups: list[dict[str, Any]], settings: TrainSettings, cuda: bool) -> torch.optim.Optimizer:
+    """Matrices apart; the weight decay of the rest is scaled so that rate · decay is the same for both."""
+    from .muon import Muon, is_matrix
+
+    rest_rate = settings.rest_rate or settings.learning_rate
+    ready: list[dict[str, Any]] = []
+    for group in groups:
+        matrices, rest = [p for p in group["params"] if is_matrix(p)], [p for p in group["params"] if not is_matrix(p)]
+        ready.append({"params": matrices, "weight_decay": group["weight_decay"], "orthogonal": True})
+        decay = group["weight_decay"] * settings.learning_rate / rest_rate
+        ready.append({"params": rest, "weight_decay": decay, "lr": rest_rate})
+    ready = [group for group in ready if group["params"]]
+    return Muon(ready, settings.learning_rate, settings.momentum, settings.nesterov)
+
+
 OPTIMISERS: Mapping[str, Callable[[list[dict[str, Any]], TrainSettings, bool], torch.optim.Optimizer]] = {
     "sgd": _sgd,
+    "muon": _muon,
     "adam": _adam,
     "adamw": _adamw,
 }

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from ..core.errors import OptionError, nearest
 from ..core.spec import Spec
 
-SPEED_ONLY = frozenset({"accumulate", "checkpoint_activations", "compile", "tf32", "attention", "feed"})
+SPEED_ONLY = frozenset({"accumulate", "checkpoint_activations", "compile", "graph", "choose_kernels", "tf32", "attention", "feed"})
 
 
 class Scaling(Spec):
@@ -44,29 +44,37 @@ class TrainSettings(Spec):
     batch: int = Field(default=128, ge=1)
     """Rows of one optimiser step, over all ranks and pieces together."""
     optimiser: str = "sgd"
-    """sgd, adam, adamw; "custom" where the caller builds it."""
+    """sgd, muon, adam, adamw; "custom" where the caller builds it."""
     learning_rate: float = Field(default=0.1, gt=0, allow_inf_nan=False)
     """Base rate, multiplied by the schedule."""
+    rest_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """muon: base rate of what is no matrix (vectors, stem, head); None: learning_rate."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Of sgd."""
+    """Of sgd and muon."""
     nesterov: bool = False
-    """Nesterov's momentum, of sgd."""
+    """Nesterov's momentum, of sgd and muon."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Of adam and adamw."""
     weight_decay: float = Field(default=5e-4, ge=0, allow_inf_nan=False)
-    """Added to the gradient (sgd, adam) or taken off the weight (adamw)."""
+    """Added to the gradient (sgd, adam) or taken off the weight (adamw, matrices of muon)."""
     decay: Literal["all", "matrices"] = "all"
     """matrices: none on norms and biases."""
-    schedule: Literal["cosine", "constant", "step", "linear", "onecycle", "custom"] = "cosine"
+    schedule: Literal["cosine", "constant", "step", "linear", "onecycle", "triangle", "custom"] = "cosine"
     """How the rate falls."""
     warmup: int = Field(default=0, ge=0)
     """Steps over which the rate rises first."""
+    rise: float = Field(default=0.3, gt=0, lt=1)
+    """Share of the steps in which onecycle and triangle rise."""
     final: float = Field(default=0.0, ge=0, le=1)
-    """Where cosine and linear end, as a share of the base rate."""
+    """Where cosine, linear and triangle end, as a share of the base rate."""
     milestones: tuple[float, ...] = (0.5, 0.75)
     """Shares of the run after which `step` multiplies the rate by gamma."""
     gamma: float = Field(default=0.1, gt=0, le=1)
     """See milestones."""
+    smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Label smoothing of the built-in loss: this share of each label is spread over all classes."""
+    average: float | None = Field(default=None, gt=0, lt=1)
+    """Decay of a moving average of the weights; the model ends with the average."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the forward and backward pass, by autocast; weights stay as they are."""
     scaling: Scaling = Scaling()
@@ -79,6 +87,10 @@ class TrainSettings(Spec):
     """Compute activations again in the backward pass instead of keeping them."""
     compile: bool | str = False
     """torch.compile, or the name of its mode."""
+    graph: bool = False
+    """Both passes as one CUDA graph from the fourth step on."""
+    choose_kernels: bool = False
+    """cuDNN times its convolution kernels in the first step and keeps the fastest."""
     tf32: bool = True
     """Whether float32 products on CUDA may use TF32."""
     attention: Literal["auto", "flash", "efficient", "math", "cudnn"] = "auto"
@@ -96,8 +108,12 @@ class TrainSettings(Spec):
     def _agrees(self) -> TrainSettings:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give epochs or steps, one of the two")
-        if self.schedule == "onecycle" and self.warmup:
-            raise ValueError("onecycle has a rise of its own: leave warmup at 0")
+        if self.schedule in ("onecycle", "triangle") and self.warmup:
+            raise ValueError(f"{self.schedule} has a rise of its own: leave warmup at 0")
+        if self.rest_rate is not None and self.optimiser != "muon":
+            raise ValueError("rest_rate belongs to optimiser = 'muon'")
+        if self.graph and (self.compile or self.accumulate > 1 or self.checkpoint_activations):
+            raise ValueError("a graph holds one plain forward and backward pass: no compile, accumulate or checkpoint_activations with it")
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov needs a momentum above 0")
         if self.accumulate > self.batch:

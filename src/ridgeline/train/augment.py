@@ -1,0 +1,107 @@
+"""Shift, mirror and cut out, for a batch of images on whatever device it is.
+
+    draw(rows [B], size, seed, epoch, generator) ──> int64 [5,B] on the CPU: top, left, mirrored, cut centre y, x
+    apply(images [B,C,H,W], drawn [5,B] on their device) ──one gather, one where──> images of the same shape and dtype
+
+    pixel (y, x) of the result = pixel (reflect(y + top - shift), reflect(x' + left - shift)), x' = W-1-x where mirrored
+    cutout: |y - centre| within half the side is filled, clipped at the image's edge. Ref: DeVries 2017
+    alternate: an image is mirrored in every second epoch, half of the images beginning mirrored. Ref: Jordan 2024 (airbench)
+
+Numbers are small integers drawn on the CPU for a whole epoch and copied once (feed.py), so every device sees the same images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Generator, Tensor
+
+from ..core.errors import OptionError
+
+TOP, LEFT, MIRRORED, CUT_Y, CUT_X = range(5)
+
+
+@dataclass(frozen=True, slots=True)
+class Augmentation:
+    """What is done to training images."""
+
+    shift: int = 0  # pixels
+    border: Literal["zeros", "reflect"] = "reflect"  # "zeros": `fill` comes in
+    flip: Literal["none", "random", "alternate"] = "none"
+    cutout: int = 0  # side of the square [pixels]
+    fill: tuple[int, ...] = (0,)  # of each channel, or one for all
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is done at all."""
+        return bool(self.shift or self.cutout or self.flip != "none")
+
+    def __call__(self, images: Tensor, generator: Generator) -> Tensor:
+        """For a loop of your own, which has no row numbers: alternate then means random."""
+        plain = replace(self, flip="random") if self.flip == "alternate" else self
+        rows = torch.arange(len(images))
+        drawn = plain.draw(rows, (images.shape[2], images.shape[3]), 0, 0, generator)
+        return plain.apply(images, drawn.to(images.device, non_blocking=True))
+
+    def draw(self, rows: Tensor, size: tuple[int, int], seed: int, epoch: int, generator: Generator) -> Tensor:
+        """What happens to these rows of the split in this epoch; int64 [5,B] on the CPU."""
+        count, (height, width) = len(rows), size
+        if 0 < max(height, width) <= self.shift:
+            raise OptionError(
+                f"shift = {self.shift} for images of {height}x{width}", why="nothing of the image would be left", do="shift less"
+            )
+        drawn = torch.zeros(5, count, dtype=torch.int64)
+        drawn[:2] = torch.randint(2 * self.shift + 1, (2, count), generator=generator)
+        if self.flip == "random":
+            drawn[MIRRORED] = torch.randint(2, (count,), generator=generator)
+        elif self.flip == "alternate":
+            drawn[MIRRORED] = (_first_side(rows, seed) + epoch) % 2
+        if self.cutout:
+            drawn[CUT_Y] = torch.randint(height, (count,), generator=generator)
+            drawn[CUT_X] = torch.randint(width, (count,), generator=generator)
+        return drawn
+
+    def apply(self, images: Tensor, drawn: Tensor) -> Tensor:
+        """The images, changed as drawn."""
+        batch, channels, height, width = images.shape
+        device = images.device
+        y, x = torch.arange(height, device=device), torch.arange(width, device=device)
+        from_y = y + (drawn[TOP] - self.shift)[:, None]  # [B,H]
+        from_x = torch.where(drawn[MIRRORED][:, None] == 1, width - 1 - x, x) + (drawn[LEFT] - self.shift)[:, None]  # [B,W]
+        inside_y, inside_x = _reflected(from_y, height), _reflected(from_x, width)
+        flat = (inside_y[:, :, None] * width + inside_x[:, None, :]).reshape(batch, 1, height * width)  # [B,1,HW]
+        moved = images.reshape(batch, channels, -1).gather(2, flat.expand(batch, channels, -1)).reshape(images.shape)
+        hidden = None
+        if self.border == "zeros" and self.shift:
+            hidden = (from_y != inside_y)[:, None, :, None] | (from_x != inside_x)[:, None, None, :]  # [B,1,H,W]
+        if self.cutout:
+            cut = _near(y, drawn[CUT_Y], self.cutout)[:, None, :, None] & _near(x, drawn[CUT_X], self.cutout)[:, None, None, :]
+            hidden = cut if hidden is None else hidden | cut
+        return moved if hidden is None else _painted(moved, hidden, self.fill)
+
+
+def _first_side(rows: Tensor, seed: int) -> Tensor:
+    """0 or 1 for each row number, of about equal number: one bit of a multiplicative hash."""
+    mixed = (rows + 1 + (seed & 0xFFFFFF) * 0x9E3779B1) * 0x85EBCA6B & 0xFFFFFFFF
+    return ((mixed ^ (mixed >> 15)) * 0x2C1B3C6D >> 17) & 1
+
+
+def _reflected(places: Tensor, size: int) -> Tensor:
+    """Places outside 0 … size - 1 mirrored at the edge pixel, which is not repeated."""
+    inside = places.abs()
+    return torch.where(inside >= size, 2 * (size - 1) - inside, inside).clamp_(0, size - 1)
+
+
+def _near(places: Tensor, centre: Tensor, side: int) -> Tensor:
+    """[B,n]: within `side` places around the centre, one more before it than after it where the side is even."""
+    offset = places - centre[:, None]
+    return (offset >= -(side // 2)) & (offset < side - side // 2)
+
+
+def _painted(images: Tensor, hidden: Tensor, fill: tuple[int, ...]) -> Tensor:
+    if len(set(fill)) == 1:
+        return images.masked_fill(hidden, fill[0])
+    parts = [part.masked_fill(hidden[:, 0], value) for part, value in zip(images.unbind(1), fill, strict=True)]
+    return torch.stack(parts, 1)
