@@ -1,12 +1,12 @@
 """Tests that run in processes of their own, in the background of the others.
 
-pytest ──collected──> numerics (TRITON_INTERPRET=1), compiled (=0), compress (tests/train, …), models (tests/workload, most of llm)
-         ──> test_interpreted.py
+pytest ──collected──> numerics (TRITON_INTERPRET=1), compiled (=0), compress (tests/train, …), models (tests/workload, most of llm),
+         search ──> test_interpreted.py
 
 Numeric tests run the Triton kernels: on a GPU where there is one, interpreted with TRITON_INTERPRET=1, and not at all otherwise. Triton
-reads the variable when a kernel is defined, so one process cannot do both. Training, compression and crossbars, and models, have processes
-of their own to use the second core. All start when collecting is done and give way to the tests in front (nice); test_interpreted.py,
-put last, waits and judges.
+reads the variable when a kernel is defined, so one process cannot do both. Training, compression and crossbars, models, and search have
+processes of their own to use the second core. All start when collecting is done and give way to the tests in front (nice);
+test_interpreted.py, put last, waits and judges.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ import pytest
 
 from tests.support import ROOT
 
-NUMERICS, COMPILED, COMPRESS, MODELS = "numerics", "compiled", "compress", "models"
+NUMERICS, COMPILED, COMPRESS, MODELS, SEARCH = "numerics", "compiled", "compress", "models", "search"
 FOLDERS = {
     NUMERICS: ["tests/kernel/numerics"],
     COMPILED: ["tests/kernel/compiled"],
     COMPRESS: ["tests/train", "tests/transform", "tests/crossbar"],
     MODELS: ["tests/workload", *(f"tests/llm/{part}" for part in ("model", "load", "cache", "engine", "speculate"))],
+    SEARCH: ["tests/search"],
 }
-BEHIND = (COMPRESS, MODELS)
+BEHIND = (COMPRESS, MODELS, SEARCH)
 JUDGE = "test_interpreted.py"
 
 
