@@ -1,7 +1,7 @@
 """Strategies over NAS-Bench-201's table: what 100 evaluations find, many seeds each; and fronts of accuracy against latency.
 
 python benchmarks/search_tables.py --table nb201_tables.npz     about 6 minutes on two cores; writes results/search-tables-<label>.json
-  --seeds 100 --front-seeds 20 --strategies model,evolution,random,tpe
+  --seeds 100 --front-seeds 20 --strategies model,evolution,controller,random,tpe,nsga2
 
 An evaluation reveals one cell's 12-epoch validation accuracy on CIFAR-10 (and, for fronts, its latency on an edge GPU). `test`: the
 200-epoch test accuracy of the cell each search chose, looked up afterwards. Fronts: hypervolume of all evaluated cells after 200
@@ -11,6 +11,7 @@ evaluations, in (accuracy in per cent, -latency in ms) above the reference point
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def fronts(table: Table, strategy: str, seeds: int, trials: int) -> dict[str, An
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", type=Path, required=True)
-    parser.add_argument("--strategies", default="model,evolution,random,tpe")
+    parser.add_argument("--strategies", default="model,evolution,controller,random,tpe,nsga2")
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--front-seeds", type=int, default=20)
     parser.add_argument("--trials", type=int, default=100)
@@ -68,6 +69,8 @@ def main() -> None:
     parser.add_argument("--label", default="cpu", help="machine's name in the result file")
     parser.add_argument("--out", type=Path, default=None, help="folder for the result file")
     options = parser.parse_args()
+    # the result file keeps the command, and no folder of this machine: the script and the table by name
+    sys.argv = ["benchmarks/search_tables.py", *(word.replace(str(options.table), options.table.name) for word in sys.argv[1:])]
     table, names = load_table(options.table), options.strategies.split(",")
     rows = [accuracies(table, name, options.seeds, options.trials) for name in names]
     rows += [fronts(table, name, options.front_seeds, options.front_trials) for name in names]

@@ -13,14 +13,17 @@ import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..core.errors import OptionError, unknown_name
-from .space import CellSpace, Points
+from .spaces.cells201 import EDGES, OPS, Cells201Space, Points, canonical_rows, cell_name, feature_rows
+from .spaces.space import Point
+from .strategy.model import Listed
 
 Column = np.ndarray[Any, np.dtype[np.float64]]
 MOST_BYTES = 1 << 30
@@ -29,33 +32,48 @@ BROKEN = (ValueError, KeyError, EOFError, TypeError, OverflowError, MemoryError,
 """What NumPy and zipfile raise on a damaged file."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Table:
-    space: CellSpace
+    """A table of NAS-Bench-201's cells; strategies see its points, and through `reveal` what they asked for."""
+
     points: Points
     columns: dict[str, Column]
     revealed: int = 0  # points looked up so far
-    _rows: dict[bytes, int] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._rows = {point.tobytes(): row for row, point in enumerate(self.points)}
+    @cached_property
+    def space(self) -> Cells201Space:
+        return Cells201Space()
+
+    @cached_property
+    def rows(self) -> dict[Point, int]:
+        return {point: row for row, point in enumerate(self.listed.points)}
+
+    @cached_property
+    def listed(self) -> Listed:
+        """What is known without looking anything up."""
+        forms = canonical_rows(self.points)
+        _, groups = np.unique(forms, axis=0, return_inverse=True)
+        groups = groups.reshape(-1)
+        # of cells that compute the same the one with nothing on dead edges comes first: devices were measured with what is on them
+        order = np.argsort((self.points != forms).sum(axis=1), kind="stable")
+        _, first = np.unique(groups[order], return_index=True)
+        return Listed([tuple(row) for row in self.points.tolist()], feature_rows(self.points), groups, order[first])
 
     def column(self, name: str) -> Column:
         if name not in self.columns:
             raise unknown_name("column", name, self.columns, see="the file's own names")
         return self.columns[name]
 
-    def row(self, point: Points) -> int:
-        try:
-            return self._rows[np.ascontiguousarray(point, dtype=np.uint8).tobytes()]
-        except KeyError:
-            raise OptionError(f"point {point.tolist()}", why="the table has no such row", do="give one of its points") from None
-
-    def reveal(self, point: Points, columns: Sequence[str]) -> list[float]:
+    def reveal(self, point: Point, columns: Sequence[str]) -> list[float]:
         """What training and measuring this point would have told."""
-        row = self.row(point)
+        if point not in self.rows:
+            raise OptionError(f"point {list(point)}", why="the table has no such row", do="give one of its points")
+        row = self.rows[point]
         self.revealed += 1
         return [float(self.column(name)[row]) for name in columns]
+
+    def name(self, row: int) -> str:
+        return cell_name(self.points[row])
 
 
 def load_table(path: Path | str) -> Table:
@@ -75,12 +93,12 @@ def load_table(path: Path | str) -> Table:
         raise OptionError(
             f"table {path.name}", why=f"it is no NumPy archive: {error}", do="name a .npz file made without pickles"
         ) from error
-    space, ops = CellSpace(), held.pop("ops", None)
-    if ops is None or ops.ndim != 2 or ops.shape[1] != space.decisions or not len(ops) or not 0 <= ops.min() <= ops.max() < space.choices:
+    ops = held.pop("ops", None)
+    if ops is None or ops.ndim != 2 or ops.shape[1] != len(EDGES) or not len(ops) or not 0 <= ops.min() <= ops.max() < len(OPS):
         raise OptionError(
             f"table {path.name}", why="`ops` is missing or no [N, 6] of ops 0 to 4", do="give a table of NAS-Bench-201's cells"
         )
     fitting = {
         name: values.astype(np.float64) for name, values in held.items() if values.shape == (len(ops),) and values.dtype.kind in "fiu"
     }
-    return Table(space, ops.astype(np.uint8), fitting)
+    return Table(ops.astype(np.uint8), fitting)

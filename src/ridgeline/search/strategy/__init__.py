@@ -1,0 +1,1 @@
+"""The strategies, one file each; `search/strategies.py` makes them by name."""
