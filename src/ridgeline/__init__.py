@@ -11,10 +11,11 @@
     model, change = optimize(model, inputs)      # the same answers from fewer operators: graph passes, each checked; memory planned
     model, change = quantize(model, data=data)   # also prune, low_rank, distill: bytes, latency and quality before and after
     analog   = to_crossbar(model, "rram-64")     # a module that behaves as the chip would; also evaluate_chips, diagnose_crossbar, …
+    front    = search("nb201", "digits", target="h200", objectives="accuracy,latency", budget="10m")    # an architecture, found and trained
     engine   = Engine.from_pretrained("builtin"); engine.generate(["First"], Sampling(max_tokens=64))    # text, many requests at once
 
-`import ridgeline` imports nothing but this file: each public name is fetched from its module when first used. Two of them,
-`estimate` and `measure`, are rooms (sub-packages) as well. The function has the name; see `_Api` for how both are reached.
+`import ridgeline` imports nothing but this file: each public name is fetched from its module when first used. Three of them,
+`estimate`, `measure` and `search`, are rooms (sub-packages) as well. The function has the name; see `_Api` for how both are reached.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from .llm.sampling import Sampling
     from .measure.profiler import measure
     from .measure.regions import profile_op
+    from .search.study.search import search
     from .target.calibrate import calibrate
     from .target.load import load_target
     from .train.evaluate import evaluate
@@ -88,6 +90,7 @@ __all__ = [
     "prune",
     "quantize",
     "save_model",
+    "search",
     "sweep_crossbar",
     "to_crossbar",
     "use_kernels",
@@ -122,6 +125,7 @@ _HOMES = {
     "prune": ".transform.prune.step",
     "quantize": ".transform.quantise.step",
     "save_model": ".transform.saved",
+    "search": ".search.study.search",
     "sweep_crossbar": ".crossbar.study.sweep:sweep",
     "to_crossbar": ".crossbar.layer.convert",
     "use_kernels": ".kernel.use",

@@ -1,6 +1,6 @@
 """The command line: one thin file a command, loaded when it runs.
 
-    ridgeline analyze | profile | map | codesign | compare | optimize | compress | crossbar | ab | bench | targets | models
+    ridgeline analyze | profile | map | codesign | compare | optimize | compress | crossbar | search | lut | ab | bench | targets | models
     ridgeline generate | serve | bench-llm | calibrate | env
 
 Exit codes: 0 done, 1 a check failed (a regression against a baseline), 2 bad input: what, why and what to do on stderr.
@@ -25,6 +25,7 @@ from . import (
     crossbar,
     env,
     generate,
+    lut,
     models,
     optimize,
     profile,
@@ -58,6 +59,7 @@ app.command("models")(models.models)
 app.command("calibrate")(calibrate.calibrate)
 app.command("env")(env.env)
 app.add_typer(crossbar.app, name="crossbar")
+app.add_typer(lut.app, name="lut")
 app.add_typer(targets.app, name="targets")
 
 

@@ -1,6 +1,9 @@
 """Search: which architecture, for which device.
 
-space ──strategy──> candidate ──evaluate (a table; training comes next)──> Trial ──> Front, winner
+    spaces/ ──strategies.py──> point ──study/: trained by recipe.py, costed on the target──> Trial ──> front, winner, trained and exported
+    spaces/ ──supernet/──> one network of all ops ──differentiable/: gradients of the architecture, growth──> point
+    latency/  tables of what a block costs on a device        table.py, run.py  strategies over tables of finished trainings
+    grow.py   wider, deeper, branch: the function kept        proxies.py        scores without training
 
-So far: spaces of categorical choices, tables of finished trainings (NAS-Bench-201's form), four strategies over them.
+Nothing is imported here, so that `ridgeline --help` stays fast.
 """

@@ -1,0 +1,216 @@
+"""CIFAR-10 from scratch by one recipe file: a found network, and hand-made residual networks to hold it against.
+
+python benchmarks/search_cifar.py --model found --genotype winner/genotype.json --search-seconds 120 --seconds 300 --seed 0
+python benchmarks/search_cifar.py --model matched --genotype winner/genotype.json --seconds 300 --seed 0
+    matched: the narrowest ResNet-18 that is not faster than the found network, both timed in turn, in evaluation mode
+python benchmarks/search_cifar.py --model wrn-28-10 --epochs 60 --set learning_rate=0.3 --set augment.cutout=12 --held-out 5000
+    held-out: scores that many training images, never trained on, instead of the test split: for trying settings
+
+All 50,000 training images are trained on (less those held out); the test split is scored once, when training is over, each image as
+it is and with its mirror image. One seed a command; rows of other seeds and models in results/search-cifar-<label>.json are kept, and
+each (model, recipe, length) with several seeds gets its mean and deviation. Data: cifar10_*.npy under RIDGELINE_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import RESULTS, write_results
+from torch import nn
+
+from ridgeline.kernel.bench.timing import set_count, time_in_turn
+from ridgeline.measure.environment import machine_name
+from ridgeline.search.recipe import Recipe, load_recipe, train_network
+from ridgeline.search.spaces.space import load_space, point_of
+from ridgeline.workload.data import Data, Split, load_data
+from ridgeline.workload.data.digits import split_rows
+from ridgeline.workload.models.wide_resnet import hand_made
+
+Row = dict[str, Any]
+WIDTHS = range(16, 257, 8)  # of ResNet-18, for matching
+SAME = ("model", "recipe_hash", "held_out", "asked_seconds", "asked_epochs", "genotype")  # rows that may be averaged
+
+
+def main() -> None:
+    options = parse()
+    recipe = changed(load_recipe(options.recipe), options)
+    data = prepared(load_data("cifar10"), options.held_out, options.images)
+    row: Row = {"model": options.model, "seed": options.seed, "held_out": options.held_out, "asked_seconds": options.seconds,
+                "asked_epochs": options.epochs, "images": len(data.train), "search_s": options.search_seconds,
+                "genotype": genotype_of(options) if options.genotype else None}  # fmt: skip
+    name = options.model
+    if name == "matched":
+        name, found = matched(options)
+        row |= found
+    model = found_network(options, options.seed) if name == "found" else made_by_hand(name, options.seed)
+    trained = train_network(
+        model, data, recipe, device=options.device, seed=options.seed, seconds=options.seconds, epochs=options.epochs,
+        report=lambda line: print(f"  {line}", flush=True),
+    )  # fmt: skip
+    row |= {"network": name, **trained.to_json(), "memory_bytes": trained.history.memory_bytes[-1]}
+    row["total_s"] = trained.seconds + (options.search_seconds or 0.0)
+    what = f"of {trained.test_rows} {'held-out training' if options.held_out else 'test'} images"
+    print(f"{name} seed {options.seed}: {100 * trained.accuracy:.2f} % {what}, {shown(trained.accuracy_mirrored)} with mirror images; "
+          f"{trained.parameters / 1e6:.1f} M parameters, {trained.epochs} epochs")  # fmt: skip
+    print(f"search {options.search_seconds or 0:.0f} s, compiling and timing {trained.measure_s:.1f} s, training {trained.train_s:.1f} s, "
+          f"scoring {trained.evaluate_s:.1f} s, in all {row['total_s']:.1f} s")  # fmt: skip
+    write(options, row)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="wrn-28-10", help="found, matched, or a hand-made one: resnet18, resnet18-w48, wrn-16-4")
+    parser.add_argument("--genotype", type=Path, default=None, help="JSON of the found network")
+    parser.add_argument("--channels", type=int, default=None, help="of the found network, instead of the genotype's")
+    parser.add_argument("--cells", type=int, default=None, help="of the found network, instead of the genotype's")
+    parser.add_argument("--search-seconds", type=float, default=None, help="what the search took, added to the total")
+    parser.add_argument("--recipe", default="cifar10")
+    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="change the recipe, e.g. augment.cutout=12")
+    parser.add_argument("--graph", action="store_true", help="the same as --set graph=true")
+    parser.add_argument("--compile", action="store_true", help="the same as --set compile=true")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=None, help="of training in all, compiling and scoring included")
+    parser.add_argument("--epochs", type=int, default=None)
+    parser.add_argument("--held-out", type=int, default=0, help="training images to score instead of the test split")
+    parser.add_argument("--images", type=int, default=0, help="of the training split; 0: all (for a quick look only)")
+    parser.add_argument("--latency-batch", type=int, default=128)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--label", default=None, help="machine's name in the result file (default: the device's)")
+    parser.add_argument("--out", type=Path, default=None, help="folder for the result file")
+    options = parser.parse_args()
+    if options.model in ("found", "matched") and options.genotype is None:
+        parser.error(f"--model {options.model} needs --genotype")
+    return options
+
+
+def changed(recipe: Recipe, options: argparse.Namespace) -> Recipe:
+    """The recipe with what --set, --graph and --compile say; values are written as in TOML."""
+    given = dict(one.partition("=")[::2] for one in options.set)
+    given |= {name: "true" for name in ("graph", "compile") if getattr(options, name)}
+    fields = {name.replace(".", "__"): value_of(text) for name, text in given.items()}
+    return recipe.changed(**fields) if fields else recipe
+
+
+def value_of(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # a bare word, e.g. optimiser=muon
+
+
+def prepared(data: Data, held_out: int, images: int) -> Data:
+    """Fewer training images, or some of them (the same of every class, always the same) to score."""
+    if images:
+        data = replace(data, train=part(data.train, torch.arange(images)), test=part(data.test, torch.arange(min(images, 10_000))))
+    if not held_out:
+        return data
+    kept, out = split_rows(data.train.targets, held_out / len(data.train), seed=0)
+    return replace(data, train=part(data.train, kept), test=part(data.train, out))
+
+
+def part(split: Split, rows: torch.Tensor) -> Split:
+    return Split(split.inputs[rows], split.targets[rows])
+
+
+def genotype_of(options: argparse.Namespace) -> dict[str, Any]:
+    """As the file has it, with --channels and --cells."""
+    read: dict[str, Any] = json.loads(options.genotype.read_text(encoding="utf-8"))
+    sizes = {name: getattr(options, name) for name in ("channels", "cells") if getattr(options, name) is not None}
+    return {**read, "settings": {**read["settings"], **sizes}} if sizes else read
+
+
+def found_network(options: argparse.Namespace, seed: int) -> nn.Module:
+    genotype = genotype_of(options)
+    if genotype.get("space") == "aso-se":
+        from ridgeline.search.study.final import build_genotype
+
+        return build_genotype(genotype, seed)
+    _, point = point_of(json.loads(options.genotype.read_text(encoding="utf-8")))
+    return load_space(genotype["space"], **genotype["settings"]).build(point, seed=seed)
+
+
+def made_by_hand(name: str, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return hand_made(name)
+
+
+def matched(options: argparse.Namespace) -> tuple[str, Row]:
+    """The narrowest ResNet-18 whose latency is not below the found network's, by halving the widths; each is timed in turn with it."""
+    low, high, times = 0, len(WIDTHS) - 1, {}
+    while low < high:
+        middle = (low + high) // 2
+        times[middle] = latencies(options, f"resnet18-w{WIDTHS[middle]}")
+        low, high = (low, middle) if times[middle][0] >= times[middle][1] else (middle + 1, high)
+    name = f"resnet18-w{WIDTHS[low]}"
+    own_ms, found_ms = times.get(low) or latencies(options, name)
+    print(f"matched: {name}, {own_ms:.3f} ms beside {found_ms:.3f} ms")
+    return name, {"latency_ms": own_ms, "found_latency_ms": found_ms, "latency_batch": options.latency_batch}
+
+
+def latencies(options: argparse.Namespace, name: str) -> tuple[float, float]:
+    """Milliseconds of a hand-made network and of the found one; in a CUDA graph, whatever the host's share of many small launches."""
+    nets = {name: made_by_hand(name, 0), "found": found_network(options, 0)}
+    cuda = options.device.startswith("cuda")
+    dtype = torch.bfloat16 if cuda else torch.float32
+    images = torch.randn(options.latency_batch, 3, 32, 32, device=options.device, dtype=dtype).to(memory_format=torch.channels_last)
+    sets = set_count(images.nbytes, 4 * images.nbytes, options.device)
+    inputs = [torch.randn_like(images) for _ in range(sets)]
+    for net in nets.values():
+        net.eval().requires_grad_(False).to(options.device, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    steps = {one: (lambda at, net=net: net(inputs[at])) for one, net in nets.items()}
+    timed = time_in_turn(steps, sets, options.device, 7, cuda)
+    for one, time in timed.items():
+        if time.gpu_ms is None:
+            raise SystemExit(f"{one} could not be timed: {time.error}")
+    first, second = (timed[one].gpu_ms or 0.0 for one in (name, "found"))
+    print(f"  {name}: {first:.3f} ms, found: {second:.3f} ms at batch {options.latency_batch}", flush=True)
+    return first, second
+
+
+def write(options: argparse.Namespace, row: Row) -> None:
+    """The result file with this row in place of the one it repeats, and a summary of every group of seeds."""
+    name = machine_name(options.device)
+    label = options.label or ("cpu" if options.device == "cpu" else name.lower().removeprefix("nvidia ").replace(" ", "-"))
+    folder = options.out or RESULTS
+    path = folder / f"search-cifar-{label}.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+    kept = [one for one in rows if "seed" in one and (key(one), one["seed"]) != (key(row), row["seed"])]
+    rows = sorted([*kept, row], key=lambda one: (key(one), one["seed"]))
+    print(write_results("search", "cifar", label, {"device": name}, [*rows, *summaries(rows)], folder))
+
+
+def key(row: Row) -> str:
+    return json.dumps([row.get(name) for name in SAME], sort_keys=True)
+
+
+def summaries(rows: list[Row]) -> list[Row]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    found = []
+    for group in groups.values():
+        first = {name: group[0].get(name) for name in SAME}
+        made: Row = {"summary": True, **first, "recipe": group[0]["recipe"], "seeds": [row["seed"] for row in group]}
+        for score in ("accuracy", "accuracy_mirrored", "total_s"):
+            values = [row[score] for row in group if row[score] is not None]
+            if values:
+                made[f"{score}_mean"] = statistics.fmean(values)
+                made[f"{score}_deviation"] = statistics.stdev(values) if len(values) > 1 else None
+        print(f"{made['model']} by {made['recipe']}: {shown(made['accuracy_mean'])} mean of seeds {made['seeds']}")
+        found.append(made)
+    return found
+
+
+def shown(accuracy: float | None) -> str:
+    return "-" if accuracy is None else f"{100 * accuracy:.2f} %"
+
+
+if __name__ == "__main__":
+    main()

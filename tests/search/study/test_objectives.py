@@ -1,0 +1,45 @@
+"""Objectives, limits and fronts against brute force."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ridgeline.core.errors import OptionError, RidgelineError
+from ridgeline.search.study.objectives import nondominated, parse_limit, parse_objectives, signed
+
+
+def test_limits_are_read_in_their_units() -> None:
+    for text, bound in (
+        ("latency<=2ms", 2e-3), ("latency <= 80 us", 80e-6), ("latency<=0.5", 0.5), ("energy<=30uJ", 30e-6), ("memory<=4MB", 4e6),
+        ("parameters<=1.5M", 1.5e6), ("flops<=2GFLOP", 2e9), ("accuracy>=92%", 0.92), ("accuracy>=0.9", 0.9),
+    ):  # fmt: skip
+        limit = parse_limit(text)
+        assert math.isclose(limit.bound, bound) and limit.at_most == ("<=" in text)
+        name = limit.objective.name
+        assert limit.met({name: bound}) and limit.met({}) and not limit.met({name: bound * (1.01 if limit.at_most else 0.99)})
+        assert parse_limit(limit.text).bound == limit.bound
+    for wrong in ("latency", "latency<2ms", "latency<=2m", "latency<=ms", "latency<=2GB", "lateny<=2ms", "accuracy>=3ms", "latency<=1e999"):
+        with pytest.raises(RidgelineError):
+            parse_limit(wrong)
+
+
+def test_objectives_know_their_direction() -> None:
+    found = parse_objectives("accuracy, latency,parameters")
+    assert signed(found, {"accuracy": 0.9, "latency": 2.0}) == [0.9, -2.0, -math.inf]
+    for wrong in ("", "accuracy,accuracy", "speed", "accuracy,latency,energy,memory,flops"):
+        with pytest.raises(RidgelineError):
+            parse_objectives(wrong)
+    assert isinstance(OptionError("a", why="b", do="c"), RidgelineError)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), max_size=9))
+def test_the_front_is_what_no_other_beats(rows: list[tuple[int, int, int]]) -> None:
+    kept = nondominated(rows)
+    for place, row in enumerate(rows):
+        better = any(other != row and all(a >= b for a, b in zip(other, row, strict=True)) for other in rows)
+        assert (place in kept) == (not better and row not in rows[:place])
