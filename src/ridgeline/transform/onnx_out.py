@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..core.errors import MissingExtraError, TransformError
+from ..workload.exported import quiet
 from .kinds import is_ours, kind_of
 from .onnx_ops import NUMPY_TYPES, Graph, converter
 from .onnx_view import QdqLayer, qdq_view
@@ -94,12 +95,14 @@ def _converted(onnx: Any, model: nn.Module, inputs: tuple[Any, ...]) -> tuple[An
         twice = tuple(torch.cat([one, one]) if one.shape[0] == 1 else one for one in tensors)  # a batch of 1 would be taken as fixed
         dimension = torch.export.Dim("batch", min=1)
         try:
-            program = torch.export.export(model, twice, dynamic_shapes=tuple({0: dimension} for _ in twice))
-            return _written(onnx, program.run_decompositions(), True), True, ()
+            with quiet():
+                program = torch.export.export(model, twice, dynamic_shapes=tuple({0: dimension} for _ in twice)).run_decompositions()
+            return _written(onnx, program, True), True, ()
         except Exception as error:  # whatever is said against an open batch, a fixed one may still do
             why = str(error).splitlines()[0][:160]
     try:
-        program = torch.export.export(model, inputs).run_decompositions()
+        with quiet():
+            program = torch.export.export(model, inputs).run_decompositions()
     except Exception as error:  # torch.export raises many types
         raise TransformError("torch.export cannot read the model", why=str(error).splitlines()[0][:200], do="see torch.export") from error
     return _written(onnx, program, False), False, (f"the batch is fixed at the example's: {why}",)
