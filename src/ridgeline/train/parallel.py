@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from torch import Tensor, distributed, nn
@@ -23,6 +25,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..core.errors import TrainError
 
 BUCKET_BYTES = 25 << 20
+
+LEAVE = timedelta(seconds=10)
+"""At most, at the end of a process, for the other ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,9 @@ def join_world(device_type: str) -> World:
 
 def _leave() -> None:
     if distributed.is_initialized():
+        if distributed.get_backend() == "gloo" and not hasattr(sys, "last_value"):  # a rank that ends by an error waits for nobody
+            with suppress(RuntimeError):  # all leave together: gloo's threads may abort a process whose peer is gone
+                distributed.monitored_barrier(timeout=LEAVE)
         distributed.destroy_process_group()
 
 
