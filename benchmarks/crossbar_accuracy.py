@@ -68,6 +68,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--train-images", type=int, default=None, help="default all 50,000 (fewer for a quick look only)")
     parser.add_argument("--optimiser", default="adamw", choices=("sgd", "adam", "adamw"))
     parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--average", type=float, default=None, help="decay of an average of the weights a step, which is what is scored")
     parser.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient: some chips answer nonsense at first")
     parser.add_argument("--keep-norms", action="store_true", help="batch norms stay digital layers instead of being folded")
     parser.add_argument("--settle-norms", action="store_true", help="with --keep-norms: their statistics are measured on each chip")
@@ -142,12 +143,12 @@ def tuned(analog: nn.Module, data: Data, options: argparse.Namespace) -> dict[st
         part = replace(data, train=Split(data.train.inputs[: options.train_images], data.train.targets[: options.train_images]))
     start = time.perf_counter()
     fit(analog, part, epochs=options.epochs, batch=options.train_batch, optimiser=options.optimiser, learning_rate=options.learning_rate,
-        weight_decay=1e-4, clip=options.clip, seed=options.seed, report=print, progress=False)  # fmt: skip
+        weight_decay=1e-4, clip=options.clip, average=options.average, seed=options.seed, report=print, progress=False)  # fmt: skip
     seconds = time.perf_counter() - start
     calibrated(analog, data, options)
     passes = max(product.passes for product in products(analog).values())
     training = {"epochs": options.epochs, "optimiser": options.optimiser, "learning_rate": options.learning_rate, "clip": options.clip,
-                "train_s": seconds, "chips_trained_on": passes}  # fmt: skip
+                "average": options.average, "batch": options.train_batch, "train_s": seconds, "chips_trained_on": passes}  # fmt: skip
     return {"training": training, "after": on_chips(analog.eval(), data, options, settle=options.settle_norms)}
 
 

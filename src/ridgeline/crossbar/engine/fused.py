@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ...core.errors import OptionError
-from ...kernel.jit import HAVE_TRITON, INTERPRETED, cdiv, launch
+from ...kernel.jit import HAVE_TRITON, INTERPRETED, cdiv, launch, next_power_of_2
 from .. import noise
 from ..adc import check_ranges
 from ..cells import Cells, low_level
@@ -52,6 +52,7 @@ from .fused_settings import (
 )
 from .packing import collapsed_weights
 
+READ_TILE = 32, 64  # rows and columns of cells
 MOST_ELEMENTS = (1 << 31) - (1 << 24)  # a patch at the border begins before its image
 ONE_TAP = Window((1, 1), (1, 1), (0, 0), (1, 1))
 
@@ -288,12 +289,14 @@ def _read(plan: Plan, prepared: Prepared, draw: Draw) -> None:
     """Levels of this call, written over those of the last."""
     planes, sigmas = prepared.planes, prepared.sigmas
     assert planes is not None and sigmas is not None
-    count = plan.groups * len(plan.w.widths) * plan.k * plan.n
+    parts = plan.groups * len(plan.w.widths)
+    rows, columns = min(READ_TILE[0], next_power_of_2(plan.rows)), min(READ_TILE[1], max(4, next_power_of_2(plan.n)))
     launch(
-        read_cells, (cdiv(count, 1024),), planes, sigmas, prepared.levels, count, plan.k, plan.n, low_level(plan), float(len(sigmas) - 1),
+        read_cells, (parts, cdiv(plan.n, columns), plan.arrays * cdiv(plan.rows, rows)), planes, sigmas, prepared.levels,
+        parts * plan.k * plan.n, parts * plan.arrays * plan.rows * plan.n, plan.k, plan.n, low_level(plan), float(len(sigmas) - 1),
         draw.layer * noise.KINDS_A_LAYER + noise.Kind.READ.value, draw.call, draw.seed, draw.chip,
-        ALIGNED=count % 4 == 0, ROWS=plan.rows, R=rows_padded(plan), ARRAYS=plan.arrays, N_PADDED=columns_padded(plan), PAIR=plan.signed,
-        BLOCK=1024,
+        ALIGNED=plan.n % 4 == 0, ROWS=plan.rows, R=rows_padded(plan), ARRAYS=plan.arrays, N_PADDED=columns_padded(plan), PAIR=plan.signed,
+        BLOCK_K=rows, BLOCK_N=columns,
     )  # fmt: skip
 
 

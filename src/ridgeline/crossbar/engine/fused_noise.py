@@ -104,40 +104,44 @@ def draw_normals(out, count, layer_kind, call, seed, chip, BLOCK: tl.constexpr):
 
 
 @jit
-def _normals_of_block(first, layer_kind, call, seed, chip, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Those of indices first … first + BLOCK - 1; ALIGNED: first is a multiple of four, so that each counter is drawn from once."""
+def _normals_of_tile(first, row, n, layer_kind, call, seed, chip, ALIGNED: tl.constexpr, BLOCK_N: tl.constexpr):  # type: ignore[no-untyped-def]
+    """[rows, columns]: those of indices first + row * n + column; ALIGNED: four columns share a counter, which is drawn from once."""
+    start = tl.program_id(1) * BLOCK_N
     if ALIGNED:
-        z0, z1, z2, z3 = four_normals(first // 4 + tl.arange(0, BLOCK // 4), layer_kind, call, seed, chip)
+        counter = (first + start) // 4 + (row * (n // 4))[:, None] + tl.arange(0, BLOCK_N // 4)[None, :]
+        z0, z1, z2, z3 = four_normals(counter, layer_kind, call, seed, chip)
         z = tl.interleave(tl.interleave(z0, z2), tl.interleave(z1, z3))
     else:
-        z = normal(first + tl.arange(0, BLOCK), layer_kind, call, seed, chip)
+        z = normal(first + start + (row * n)[:, None] + tl.arange(0, BLOCK_N)[None, :], layer_kind, call, seed, chip)
     return z
 
 
 @jit
 def read_cells(  # type: ignore[no-untyped-def]
-    planes, sigmas, out, count, k, n, low, top, layer_kind, call, seed, chip, ALIGNED: tl.constexpr,
-    ROWS: tl.constexpr, R: tl.constexpr, ARRAYS: tl.constexpr, N_PADDED: tl.constexpr, PAIR: tl.constexpr, BLOCK: tl.constexpr,
+    planes, sigmas, out, count, plane, k, n, low, top, layer_kind, call, seed, chip, ALIGNED: tl.constexpr,
+    ROWS: tl.constexpr, R: tl.constexpr, ARRAYS: tl.constexpr, N_PADDED: tl.constexpr, PAIR: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """planes (1 or 2, groups * slices, K', N) → out (groups * slices, arrays, N', R); grid over cells (groups * slices, K, N).
+    """planes (1 or 2, groups * slices, K', N) → out (groups * slices, arrays, N', R); grid (groups * slices, N / BLOCK_N, rows of arrays).
 
-    ALIGNED: count is a multiple of four.
+    Cells lie along columns and are stored along rows: a tile is read and written in whole lines. count: cells of one plane;
+    plane: the same with the rows that pad K. ALIGNED: n is a multiple of four.
     """
-    first = tl.program_id(0).to(tl.int64) * BLOCK
-    index = first + tl.arange(0, BLOCK)
-    inside = index < count
-    column = index % n
-    row = (index // n) % k
-    part = index // n // k
-    at = (part * (ARRAYS * ROWS) + row) * n + column
-    z = _normals_of_block(first, layer_kind, call, seed, chip, True, BLOCK)
-    read = _read_one(planes + at, sigmas, z, inside, low, top)
+    blocks: tl.constexpr = (ROWS + BLOCK_K - 1) // BLOCK_K  # of an array's rows
+    part, array = tl.program_id(0).to(tl.int64), tl.program_id(2) // blocks
+    row = tl.program_id(2) % blocks * BLOCK_K + tl.arange(0, BLOCK_K)
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = ((row < ROWS) & (array * ROWS + row < k))[:, None] & (column < n)[None, :]
+    first = (part * k + array * ROWS) * n  # cell of this array's first row
+    at = (part * (ARRAYS * ROWS) + array * ROWS) * n
+    cell = row[:, None] * n + column[None, :]
+    z = _normals_of_tile(first, row, n, layer_kind, call, seed, chip, ALIGNED, BLOCK_N)
+    read = _read_one(planes + at + cell, sigmas, z, inside, low, top)
     if PAIR:
-        plane = count // n // k * (ARRAYS * ROWS) * n
-        z = _normals_of_block(first + count, layer_kind, call, seed, chip, ALIGNED, BLOCK)
-        read -= _read_one(planes + plane + at, sigmas, z, inside, low, top)
-    to = ((part * ARRAYS + row // ROWS) * N_PADDED + column) * R + row % ROWS
-    tl.store(out + to, read.to(out.dtype.element_ty), mask=inside)
+        z = _normals_of_tile(first + count, row, n, layer_kind, call, seed, chip, ALIGNED, BLOCK_N)
+        read -= _read_one(planes + plane + at + cell, sigmas, z, inside, low, top)
+    to = (part * ARRAYS + array) * (N_PADDED * R)
+    tl.store(out + to + column[None, :] * R + row[:, None], read.to(out.dtype.element_ty), mask=inside)
 
 
 @jit
