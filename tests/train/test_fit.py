@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from ridgeline.core.errors import DataError, OptionError, TrainError
 from ridgeline.train.fit import fit
+from ridgeline.train.flops import FlopCount
 from ridgeline.train.heads import Head
 from ridgeline.train.history import History
 from ridgeline.train.loss import cross_entropy
@@ -315,6 +316,26 @@ def test_history_has_every_column_and_is_plain_json() -> None:
     other = History(20, 3)
     other.load(stored)
     assert other.loss == history.loss and other.epochs == history.epochs
+
+
+@pytest.mark.parametrize("kind", ["flash", "efficient", "cudnn"])
+def test_flops_of_attention_with_few_heads_of_keys(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if keys were repeated, also where torch's formula (before 2.13) refuses other than equal heads."""
+    from torch.utils import flop_counter
+
+    theirs = flop_counter.sdpa_flop_count
+
+    def strict(query: Any, key: Any, value: Any) -> int:
+        assert query[1] == key[1] == value[1]
+        return int(theirs(query, key, value))
+
+    monkeypatch.setattr(flop_counter, "sdpa_flop_count", strict)
+    query, key = (torch.empty(2, heads, 8, 16, device="meta", dtype=torch.bfloat16) for heads in (6, 2))
+    rest = {"flash": (0.0, True), "efficient": (None, True), "cudnn": (None, True, 0.0, True)}[kind]
+    count = FlopCount(recomputes=False)
+    with count.in_forward():
+        getattr(torch.ops.aten, f"_scaled_dot_product_{kind}_attention")(query, key, key, *rest)
+    assert count.total == 2 * 2 * 6 * 8 * 8 * (16 + 16)
 
 
 def test_flops_are_counted_exactly_and_mfu_needs_a_peak() -> None:
