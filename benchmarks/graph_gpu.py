@@ -6,8 +6,9 @@ python benchmarks/graph_gpu.py                        two or three minutes on a 
 by hand   norms, rotary positions, attention and gate written out, as in Hugging Face's eager Llama
 modules   nn.RMSNorm, scaled_dot_product_attention and a gated perceptron, as in workload/models/decoder.py
 Inputs rotate over more than the L2 cache; GPU time by events with the host ahead (kernel/bench/timing.py), and in CUDA graphs.
-`difference`: largest difference from the float32 block, relative to its largest value; `of_limit`: the time of the products with weights
-alone, at the rate --target was measured to reach, over the time taken.
+"compiled again" is torch.compile of a copy: how far equal things lie apart. `difference`: largest difference from the float32 block,
+relative to its largest value; `of_limit`: the time of the products with weights alone, at the rate --target was measured to reach, over
+the time taken.
 """
 
 from __future__ import annotations
@@ -141,6 +142,7 @@ def ways(module: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, Any]:
         "optimised": optimised,
         "compiled": torch.compile(module, fullgraph=True),
         "optimised, compiled": torch.compile(optimised, fullgraph=True),
+        "compiled again": torch.compile(copy.deepcopy(module), fullgraph=True),
     }
 
 

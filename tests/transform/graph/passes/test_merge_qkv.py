@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ridgeline.transform.graph.passes import merge_qkv
 from ridgeline.transform.graph.passes.merge_qkv import CPU_ROWS, MergeLinears
 from tests.transform.graph.pattern_cases import Formula, run
 
@@ -49,6 +50,17 @@ def test_a_few_rows_are_merged_on_cpus_and_many_are_not() -> None:
     many = run(model, inputs(2, 50, 6), "merge_qkv", tolerance=0.0)
     assert many.count("linear") == 2
     assert "no faster" in many.refused[0]
+
+
+@pytest.mark.parametrize(
+    "rows, widths, merged", [(128, (256, 128), True), (129, (256, 128), False), (128, (256, 129), False), (1, (256,), True)]
+)
+def test_products_that_fill_a_gpu_alone_stay(rows: int, widths: tuple[int, ...], merged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of 128 x 128 on a GPU of two processors: the narrowest product decides."""
+    monkeypatch.setattr(merge_qkv, "processors_of", lambda device: 2)
+    ran = run(Branches(linears(*widths, widths[-1])), inputs(1, rows, 6), "merge_qkv", dynamic_batch=False)
+    assert (ran.count("linear") == 1) is merged
+    assert merged or "fills the GPU by itself, with 2 tiles" in ran.refused[0]
 
 
 def test_a_weight_used_elsewhere_stays() -> None:

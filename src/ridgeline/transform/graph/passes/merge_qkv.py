@@ -4,8 +4,9 @@
 
 Exact: the same sums, by one product. Widths may differ; a missing bias is zeros. Left alone: a weight somebody else reads (the merged
 copy would not follow it, and memory would grow), a linear whose only reader is an activation (`epilogue` does better), on CPUs
-products of more than a few rows, where one wide product is no faster than three (measured 0.94x to 1.05x, best at one row), and on
-GPUs gate and up where silu(gate) * up is not our kernel. The merged weight is a copy: a model kept beside the graph keeps its own.
+products of more than a few rows, where one wide product is no faster than three (measured 0.94x to 1.05x, best at one row), on GPUs
+products that fill every processor one by one, and gate and up where silu(gate) * up is not our kernel. The merged weight is a copy: a
+model kept beside the graph keeps its own.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ ACTIVATIONS = (
     aten.hardswish_, aten.hardtanh, aten.hardtanh_, aten.leaky_relu, aten.leaky_relu_, aten.relu6, aten.mish, aten.elu, aten.hardsigmoid,
 )  # fmt: skip
 CPU_ROWS = 4
+TILE, FILLED = 128, 0.9  # a tile of a GPU's product, and the share of processors with one that leaves nothing to gain by merging
 
 
 def groups(scene: Scene) -> list[list[fx.Node]]:
@@ -108,16 +110,24 @@ def objection(scene: Scene, linears: list[fx.Node], always: bool = False) -> str
 def _no_faster(scene: Scene, linears: list[fx.Node]) -> str | None:
     """Why one product would not pay on this device."""
     rows = torch.Size(shape_of(scene.graph, linears[0])[:-1]).numel()
-    if linears[0].meta["val"].device.type == "cpu":
+    processors = processors_of(linears[0].meta["val"].device)
+    if processors is None:
         return f"one wide product of {rows} rows is no faster than {len(linears)} on CPUs" if rows > CPU_ROWS else None
     gate = next(iter(gate_linears(scene).intersection(linears)), None)
     if gate is None:
-        return None
+        narrowest = min(int(shape_of(scene.graph, node)[-1]) for node in linears)
+        tiles = -(-rows // TILE) * -(-narrowest // TILE)
+        return f"each product fills the GPU by itself, with {tiles} tiles or more" if tiles >= FILLED * processors else None
     from .. import fused_ops
 
     # halves of wider rows: torch's own silu and product of them are slower than of whole tensors, our kernel is not
     reason = fused_ops.no_win(scene.graph, "swiglu", gate)
     return None if reason is None else f"torch would read gate and up from wider rows: {reason}"
+
+
+def processors_of(device: torch.device) -> int | None:
+    """Processors that share a product; None on a CPU."""
+    return None if device.type == "cpu" else int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _twice(graph: Captured, weight: fx.Node) -> bool:
