@@ -22,6 +22,7 @@ from ridgeline.crossbar.engine.blocked import BlockedEngine
 from ridgeline.crossbar.engine.fused import FusedEngine, quantised
 from ridgeline.crossbar.engine.fused_noise import draw_normals
 from ridgeline.crossbar.engine.fused_settings import PatchTile
+from ridgeline.crossbar.layer.straight_through import weight_gradient
 from ridgeline.crossbar.numbers import block_scale, quantise
 from ridgeline.crossbar.plan import Draw, Plan, Window
 from ridgeline.kernel.jit import cdiv, launch
@@ -163,6 +164,28 @@ def test_convolutions(window: Window, groups: int, device: str) -> None:
     found = engine.convolution(x, window, plan, engine.prepare(plan, cells), DRAW, bias)
     expected = blocked.convolution(x, window, plan, blocked.prepare(plan, cells), DRAW) + bias.view(-1, *[1] * len(window.kernel))
     assert float((found - expected).abs().max() / expected.abs().max()) < 3e-6
+
+
+@pytest.mark.parametrize("fields", [{}, {"operands_format": "bfp"}, {"operands_x_granularity": "per-matrix"}, {"array_rows": 16}])
+@pytest.mark.parametrize("window", [Window((3, 3), (1, 1), (1, 1), (1, 1)), Window((3, 2), (2, 1), (1, 0), (2, 1))])
+def test_gradients_of_weights_see_the_digits(window: Window, fields: dict[str, Any], device: str) -> None:
+    """The engine's own patches against those quantised by torch; a layer that is given them twice as large is caught."""
+    generator = torch.Generator().manual_seed(3)
+    plan = Plan(chip(**fields), 2 * torch.Size(window.kernel).numel(), 3, 2)
+    x = torch.randn(5, 4, 9, 8, generator=generator).to(device)
+    gradient = torch.randn(5, 6, *window.output_size((9, 8)), generator=generator).to(device)
+    engine = FusedEngine()
+    prepared = engine.prepare(plan, program(torch.randn(2, plan.k, plan.n, generator=generator).to(device), plan, DRAW))
+    expected = weight_gradient(gradient.double(), x.double(), plan, window)
+
+    def off(factor: float) -> float:
+        def inputs(part: Tensor) -> Tensor | None:
+            found = engine.inputs(part, window, plan, prepared)
+            return None if found is None else factor * found
+
+        return float((weight_gradient(gradient, x, plan, window, inputs) - expected).abs().max() / expected.abs().max())
+
+    assert off(1.0) < 3e-6 < off(1.01)
 
 
 @pytest.mark.parametrize("number_format", ["int", "bfp"])

@@ -141,6 +141,20 @@ class FusedEngine:
         self._run(wide, flat, plan, prepared, draw, out, (out.stride(0), out.stride(1), 1), bias=bias)
         return (out.squeeze(2) if len(window.kernel) == 1 else out).to(x.dtype)
 
+    def inputs(self, x: Tensor, window: Window, plan: Plan, prepared: Prepared) -> Tensor | None:
+        """x (B, groups * C, H, W) → float32 (groups, K, B * L): the values its patches' digits stand for, patches along the rows.
+
+        None where patches are not cut in the kernel.
+        """
+        if len(window.kernel) != 2 or not x.numel():
+            return None
+        size = window.output_size((x.shape[2], x.shape[3]))
+        m = x.shape[0] * math.prod(size)
+        q, step = quantised(x, window, size, m, plan, prepared, self.patch_tile or patch_tile_of(plan))
+        used = min(plan.rows, rows_padded(plan))
+        values = (q[..., :used] * step[..., None]).flatten(2)[..., : plan.k]  # (groups, M, K)
+        return values.transpose(1, 2)
+
     def codes(self, x: Tensor, plan: Plan, prepared: Prepared, draw: Draw) -> Tensor:
         """x (B, M, K) → int32 (B, arrays, Sx, Sw, M, N). A collapsed product has none: prepare it with collapse=False."""
         out = torch.empty((x.shape[0], x.shape[1], plan.n), dtype=torch.float32, device=x.device)

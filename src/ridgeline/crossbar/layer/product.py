@@ -137,7 +137,12 @@ class CrossbarProduct(nn.Module):
                 return made.engine.convolution(wide_x.detach(), window, made.plan, made.state, call, **more)
 
             if wants_gradient:
-                through = StraightThrough.apply(wide_x, weight, made.values, made.plan, window, run)  # type: ignore[no-untyped-call]
+                of_engine = getattr(made.engine, "inputs", None)
+
+                def inputs(part: Tensor) -> Tensor | None:
+                    return of_engine(part, window, made.plan, made.state) if of_engine and part.dtype == torch.float32 else None
+
+                through = StraightThrough.apply(wide_x, weight, made.values, made.plan, window, run, inputs)  # type: ignore[no-untyped-call]
                 return _with_bias(cast(Tensor, through), bias, window)
             with torch.no_grad():
                 return run() if inside else _with_bias(run(), bias, window)

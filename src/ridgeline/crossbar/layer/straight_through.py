@@ -2,7 +2,7 @@
 
     forward   out = the chip's product; kept: x, and the dequantised weights wq
     backward  grad_x = g wq^T (a transposed convolution)        grad_w = xq^T g, patch by patch
-              xq is made again from x, a piece at a time: a piece and its copies fit a core's cache
+              xq is made again from x, a piece at a time: a piece and its copies fit a core's cache; by the engine where it can
 
 A pixel may have other digits in each patch it lies in, so grad_w is summed over patches as they were quantised, not over the image.
 Nothing of the noise or of the ADC is in the gradient. Ref: Bengio 2013.
@@ -25,6 +25,8 @@ from ..tiling import plan as tile
 
 CACHE_BYTES, DEVICE_BYTES = 4 * 2**20, 512 * 2**20  # of a piece and its copies: what a core's cache holds, what keeps a GPU busy
 WORKING_COPIES = 4
+Inputs = Callable[[Tensor], Tensor | None]
+"""An engine's own way from images to the values of their patches' digits, (groups, K, b * L); None where it has none for them."""
 
 
 def piece_bytes(x: Tensor) -> int:
@@ -75,24 +77,26 @@ class StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, values: Tensor, plan: Plan, window: Window | None, run: Callable[[], Tensor]
-    ) -> Tensor:
+        ctx: Any, x: Tensor, weight: Tensor, values: Tensor, plan: Plan, window: Window | None, run: Callable[[], Tensor],
+        inputs: Inputs | None = None,
+    ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, values)  # values (groups, K, N) are the chip's, made once for as long as the weight stays
+        ctx.inputs = inputs
         ctx.plan, ctx.window, ctx.weight_shape, ctx.weight_dtype = plan, window, weight.shape, weight.dtype
         return run()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
         x, values = ctx.saved_tensors
         gradient, grad_x, grad_w = gradients[0].to(x.dtype), None, None
         with torch.autocast(x.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
                 grad_x = input_gradient(gradient, x, values.to(x.dtype), ctx.plan, ctx.window, ctx.weight_shape)
             if ctx.needs_input_grad[1]:
-                by_matrix = weight_gradient(gradient, x, ctx.plan, ctx.window)  # (groups, K, N)
+                by_matrix = weight_gradient(gradient, x, ctx.plan, ctx.window, ctx.inputs)  # (groups, K, N)
                 grad_w = by_matrix.transpose(1, 2).reshape(ctx.weight_shape).to(ctx.weight_dtype)
-        return grad_x, grad_w, None, None, None, None
+        return grad_x, grad_w, None, None, None, None, None
 
 
 def input_gradient(gradient: Tensor, x: Tensor, values: Tensor, plan: Plan, window: Window | None, weight_shape: torch.Size) -> Tensor:
@@ -107,7 +111,7 @@ def input_gradient(gradient: Tensor, x: Tensor, values: Tensor, plan: Plan, wind
     return found
 
 
-def weight_gradient(gradient: Tensor, x: Tensor, plan: Plan, window: Window | None) -> Tensor:
+def weight_gradient(gradient: Tensor, x: Tensor, plan: Plan, window: Window | None, inputs: Inputs | None = None) -> Tensor:
     """(groups, K, N), summed over pieces of the batch."""
     total = torch.zeros(plan.groups, plan.k, plan.n, dtype=x.dtype, device=x.device)
     if window is None:
@@ -122,10 +126,12 @@ def weight_gradient(gradient: Tensor, x: Tensor, plan: Plan, window: Window | No
     lines = window.output_size(tuple(x.shape[2:]))[0]
     for first in range(0, x.shape[0], at_once):
         last = min(first + at_once, x.shape[0])
-        taken = x.new_empty(plan.groups, width, (last - first) * places)  # K outermost, as `patches` makes them: no copy turns it round
-        patches(x, window, plan.groups, Piece(first, last, 0, lines), taken)
-        used = dequantised(taken.view(plan.groups, width, -1, places).permute(2, 0, 3, 1), plan)  # (b, groups, L, K')
-        rows_of_group = used.permute(1, 3, 0, 2).flatten(2)[:, : plan.k]  # (groups, K, b * L)
+        rows_of_group = None if inputs is None else inputs(x[first:last])  # (groups, K, b * L)
+        if rows_of_group is None:
+            taken = x.new_empty(plan.groups, width, (last - first) * places)  # K outermost, as `patches` makes them: no copy turns it
+            patches(x, window, plan.groups, Piece(first, last, 0, lines), taken)
+            used = dequantised(taken.view(plan.groups, width, -1, places).permute(2, 0, 3, 1), plan)  # (b, groups, L, K')
+            rows_of_group = used.permute(1, 3, 0, 2).flatten(2)[:, : plan.k]
         total += torch.bmm(rows_of_group, outputs[first:last].permute(1, 0, 3, 2).flatten(1, 2))
     return total
 
