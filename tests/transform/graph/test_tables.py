@@ -58,7 +58,9 @@ def test_a_block_as_hugging_face_writes_it_is_faster_on_an_h200() -> None:
     by_hand = [row for row in blocks() if row["block"] == "by hand"]
     assert len({(row["tokens"], row["in_graph"]) for row in by_hand}) == 4
     assert all(row["against_eager"] >= 1.3 for row in by_hand if row["way"].startswith("optimised"))
-    assert all(row["against_compiled"] >= 1 for row in by_hand if row["way"] == "optimised, compiled")
+    assert all(row["against_compiled"] >= 1 for row in blocks() if row["way"] == "optimised, compiled")
+    again = [row["against_compiled"] for row in blocks() if row["way"] == "compiled again"]  # what the clock tells apart
+    assert len(again) == 8 and all(0.995 < ratio < 1.005 for ratio in again)
     eager = {(row["block"], row["tokens"]): row["difference"] for row in blocks() if row["way"] == "eager"}
     assert all(row["difference"] <= 2 * eager[row["block"], row["tokens"]] for row in blocks())
 
