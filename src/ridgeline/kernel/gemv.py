@@ -21,13 +21,13 @@ import torch.nn.functional as F
 
 from ..core.errors import OptionError
 from .case import Case, Inputs, benchmark
-from .gemv_kernels import nibbles_config, run_gemv, run_nibbles, takes
+from .gemv_kernels import run_gemv, run_nibbles, takes
 from .jit import cdiv
 from .library import operator
 from .overlap import weights_are_still
 from .rms_norm import rms_norm
 from .swiglu import swiglu_packed
-from .weight_only import linear_int4, linear_int8
+from .weight_only import linear_int4, linear_int8, row_of_nibbles
 from .weight_only_kernels import BLOCK
 
 __all__ = ["gemv", "gemv_int4", "gemv_int8", "gemv_swiglu", "weights_are_still"]
@@ -76,18 +76,11 @@ def _launch_int8(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: Op
 
 def _launch_int4(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, group: int, bias: Optional, residual: Optional,
                  swiglu: bool, gain: Optional, eps: float) -> torch.Tensor:  # fmt: skip
-    flat, whole, rows = _flat(x, residual)
-    n, k = packed.shape[0] // (2 if swiglu else 1), x.shape[-1]
-    fits = (
-        x.dtype is torch.bfloat16
-        and group >= BLOCK
-        and packed.is_contiguous()
-        and scale.is_contiguous()
-        and takes(4, flat, packed, rows, k, gain)
-    )
-    if not fits or not nibbles_config(n, k, group, swiglu)["half"]:
+    row = row_of_nibbles(x, packed, scale, group, gain, swiglu)
+    if row is None:
         return _reference_int4(x, packed, scale, group, bias, residual, swiglu, gain, eps)
-    return _shaped(run_nibbles(flat, packed, scale, group, bias, whole, swiglu, gain, eps), x)
+    whole = None if residual is None else residual.contiguous()
+    return _shaped(run_nibbles(row, packed, scale, group, bias, whole, swiglu, gain, eps), x)
 
 
 def _reference(x: torch.Tensor, weight: torch.Tensor, bias: Optional, residual: Optional, swiglu: bool, gain: Optional,
