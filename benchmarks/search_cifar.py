@@ -73,8 +73,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--search-seconds", type=float, default=None, help="what the search took, added to the total")
     parser.add_argument("--recipe", default="cifar10")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="change the recipe, e.g. augment.cutout=12")
-    parser.add_argument("--graph", action="store_true", help="the same as --set graph=true")
-    parser.add_argument("--compile", action="store_true", help="the same as --set compile=true")
+    parser.add_argument("--graph", action="store_true", help="the same as --set graph=true --set compile=false")
+    parser.add_argument("--compile", action="store_true", help="the same as --set compile=true --set graph=false")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=None, help="of training in all, compiling and scoring included")
     parser.add_argument("--epochs", type=int, default=None)
@@ -93,7 +93,8 @@ def parse() -> argparse.Namespace:
 def changed(recipe: Recipe, options: argparse.Namespace) -> Recipe:
     """The recipe with what --set, --graph and --compile say; values are written as in TOML."""
     given = dict(one.partition("=")[::2] for one in options.set)
-    given |= {name: "true" for name in ("graph", "compile") if getattr(options, name)}
+    for name, other in (("graph", "compile"), ("compile", "graph")):
+        given |= {name: "true", other: "false"} if getattr(options, name) else {}
     fields = {name.replace(".", "__"): value_of(text) for name, text in given.items()}
     return recipe.changed(**fields) if fields else recipe
 

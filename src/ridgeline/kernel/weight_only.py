@@ -7,8 +7,8 @@
 Packing: K is padded to K', a multiple of 128; of each 128 weights, nibble j of word i holds weight 16 j + i. One mask then yields
 16 neighbours of K for 16 neighbouring words, so that x is read in runs and nothing is shuffled. Words are rotated left by 3: nibble 4
 then lies on top of a float32's mantissa, nibbles 0 and 4 of a bfloat16's. G = ceil(K / group) groups.
-float16 and bfloat16 x go to the kernels (weight_only_kernels.py; one bfloat16 row of int4 without zero points to gemv_kernels.py, which
-reads it faster); wider x multiplies dequantised weights, by torch.
+float16 and bfloat16 x go to the kernels (weight_only_kernels.py; one bfloat16 row of int4 without zero points to
+gemv_kernels.py); wider x multiplies dequantised weights, by torch.
 Least bytes, N x K = 14336 x 4096: int8 58.7 MB, 13.5 µs at 4.34 TB/s; int4 29.4 + 0.9 MB, 7.0 µs. Gradients reach x and bias only.
 """
 
