@@ -133,7 +133,7 @@ def evaluate(layer: Layer, array: SpatialArraySpec, plan: MappingPlan, unrolled:
     flows: Flows = {(op, place): found for op in OPERANDS for place, found in enumerate(_flows(unrolled, plan, op, points[op]))}
     accesses = _accesses(array, flows)
     hops_bits, injected_bits = _network(unrolled, points, flows)
-    rows = refills(unrolled, points, tiles, {(a.memory, a.operand, a.direction): (a.port, a.cycles) for a in accesses})
+    rows = refills(unrolled, points, tiles, {(a.memory, a.operand, a.direction): (a.port, a.cycles, a.elements) for a in accesses})
     ports = _port_cycles(accesses) | ({"noc": noc_cycles(unrolled, injected_bits)} if array.noc.bits_per_cycle else {})
     time = latency(unrolled, points, rows, ports)
     energy = _energy(unrolled, accesses, hops_bits, time.cycles)

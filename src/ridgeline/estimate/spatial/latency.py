@@ -12,7 +12,8 @@
              as half of (computing + the way to the buffer and back): two buffers, so a tile is asked for while one is used, and
              the one before that has gone. The first window stores nothing, the last loads nothing.
 
-Ports are counted for their busiest instance, so no port's traffic takes longer than the cycles stated.
+Ports are counted for their busiest instance, so no port's traffic takes longer than the cycles stated. A mapping is never slower
+with more room, a wider port or a wider network: whatever is compared here is a mean with a mean, or a largest with a largest.
 """
 
 from __future__ import annotations
@@ -34,6 +35,26 @@ Tiles = Mapping[tuple[str, str], int]
 
 
 @dataclass(frozen=True, slots=True)
+class Transfer:
+    """One tile between a memory and the one above."""
+
+    elements: int = 0
+    bits: int = 0
+    """At the port above."""
+    above_cycles: int = 0
+    below_cycles: int = 0
+    """On the port below or the network, the slower."""
+    shift_cycles: int = 0
+    """Through the rows of a systolic grid, however small the tile."""
+    asked_cycles: int = 0
+    """Before the first bit comes; a write waits for no answer."""
+
+    @property
+    def cycles(self) -> int:
+        return max(self.above_cycles, self.below_cycles, self.shift_cycles) + self.asked_cycles
+
+
+@dataclass(frozen=True, slots=True)
 class Moves:
     """All transfers of an operand between a memory and the one above, one way."""
 
@@ -42,8 +63,10 @@ class Moves:
     """Ports."""
     above_cycles: int
     below_cycles: int
-    later_cycles: int
-    """From the last cycle of a transfer on the port above until the tile is there."""
+    largest: Transfer
+    """The largest of them."""
+    elements: int
+    """Of all of them, through the port above."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +151,16 @@ def _outside(row: Refill, paced: set[str], returning: float, sizes: tuple[tuple[
     for moves, share in zip(row.moves, shares, strict=True):
         held = max(moves.above_cycles, moves.below_cycles if moves.below in paced else 0)
         often = row.events * share
-        later = moves.later_cycles - (held - moves.above_cycles) / often if often else 0.0  # what is held is not waited for again
-        means.append(Way(moves.above, held / often if often else 0.0, max(0.0, later)))
-    return Outside(row.operand, row.events, row.hidden, returning, means[0], means[1] if row.operand == "O" else None, sizes)
+        if not often:
+            means.append((Way(moves.above, 0.0, 0.0), 0.0))
+            continue
+        mean, largest = held / often, moves.largest
+        part = moves.elements / often / largest.elements if largest.elements else 0.0
+        # a mean beside a mean, never beside the largest: a wider port would add to the wait what it saves on the largest
+        later = max(0.0, part * largest.below_cycles - mean, largest.shift_cycles - mean) + largest.asked_cycles
+        means.append((Way(moves.above, mean, later), part * largest.bits))
+    (load, load_bits), store = means[0], means[1][0] if row.operand == "O" else None
+    return Outside(row.operand, row.events, row.hidden, returning, load, store, sizes, load_bits)
 
 
 def _tile_sizes(unrolled: Unrolled, points: Points, operand: str) -> tuple[tuple[float, float], ...]:
@@ -165,8 +195,8 @@ def _last_is_smaller(unrolled: Unrolled, points: Points, rows: tuple[Refill, ...
     return int(row.cycles_each * (1 - share))
 
 
-Traffic = Mapping[tuple[str, str, str], tuple[str, int]]
-"""(memory, operand, direction) -> port and its cycles."""
+Traffic = Mapping[tuple[str, str, str], tuple[str, int, int]]
+"""(memory, operand, direction) -> port, its cycles, elements moved."""
 
 
 def refills(unrolled: Unrolled, points: Points, tiles: Tiles, traffic: Traffic) -> tuple[Refill, ...]:
@@ -182,10 +212,10 @@ def refills(unrolled: Unrolled, points: Points, tiles: Tiles, traffic: Traffic) 
         for place, (name, above) in enumerate(pairwise(ladder)):
             moves, each = [], []
             for way, (outer, inner) in enumerate((("rd_down", "wr_down"), ("wr_up", "rd_up"))[: 2 if operand == "O" else 1]):
-                held, later = _transfer_cycles(unrolled, operand, name, above, points[operand][place + 1], way)
-                (port, cycles), (port_below, below) = traffic[above, operand, outer], traffic[name, operand, inner]
-                moves.append(Moves(f"{above}.{port}", f"{name}.{port_below}", cycles, below, later))
-                each.append(held + later)
+                largest = _transfer(unrolled, operand, name, above, points[operand][place + 1], way)
+                (port, cycles, elements), (port_below, below, _) = traffic[above, operand, outer], traffic[name, operand, inner]
+                moves.append(Moves(f"{above}.{port}", f"{name}.{port_below}", cycles, below, largest, elements))
+                each.append(largest.cycles)
             returned = each[0] if operand == "O" and moves[0].above_cycles else 0
             hidden = events[name, operand] == 1 or _has_room(array, name, tiles, events)
             rows.append(
@@ -208,28 +238,28 @@ def _has_room(array: SpatialArraySpec, name: str, tiles: Tiles, events: Mapping[
     return sum(tiles[name, op] * (2 if events[name, op] > 1 else 1) for op in memory.operands) <= memory.capacity_bits.value
 
 
-def _transfer_cycles(unrolled: Unrolled, operand: str, name: str, above: str, blocks: Blocks, way: int) -> tuple[int, int]:
-    """(Cycles the port above is held, from then on until it is there) of the largest tile; way 0 is down, 1 up."""
+def _transfer(unrolled: Unrolled, operand: str, name: str, above: str, blocks: Blocks, way: int) -> Transfer:
+    """The largest tile; way 0 is down, 1 up."""
     array, widths = unrolled.array, unrolled.layer.bits
     small, large = array.memories[name], array.memories[above]
+    spreads = set(large.shared_over) - set(small.shared_over)
+    if array.systolic and spreads and operand == "O":
+        return Transfer()  # results leave with the skew of the grid
     width: int = getattr(widths, operand)
     tile_bits = int(unrolled.largest(operand, blocks, small.shared_over).flat[0]) * width
     if way == 1 and int(unrolled.count(REDUCTION, blocks).flat[0]) == 1:
-        if not (set(large.shared_over) - set(small.shared_over)):
+        if not spreads:
             tile_bits = tile_bits // width * widths.F
         width = widths.F  # what arrives above is finished; what leaves one lane may still be added to that of others
-    union_bits = int(unrolled.largest(operand, blocks, large.shared_over).flat[0]) * width
+    elements = int(unrolled.largest(operand, blocks, large.shared_over).flat[0])
+    union_bits = elements * width
     inner = small.ports[small.port_of(operand, ("wr_down", "rd_up")[way])].bits_per_cycle
     outer = large.ports[large.port_of(operand, ("rd_down", "wr_up")[way])].bits_per_cycle
-    spreads = set(large.shared_over) - set(small.shared_over)
-    if array.systolic and spreads and operand == "O":
-        return 0, 0  # results leave with the skew of the grid
     network = -(-union_bits // array.noc.bits_per_cycle) if array.noc.bits_per_cycle and spreads else 0
     # a systolic grid takes a new stationary operand row by row, all rows whether used or not
     shift = next(iter(array.axes.values())) if array.systolic and spreads else 0
-    held = -(-union_bits // outer)
-    asked = 0 if way else max(0, large.latency_cycles - 1)  # a write waits for no answer
-    return held, max(0, -(-tile_bits // inner) - held, network - held, shift - held) + asked
+    asked = 0 if way else max(0, large.latency_cycles - 1)
+    return Transfer(elements, union_bits, -(-union_bits // outer), max(-(-tile_bits // inner), network), shift, asked)
 
 
 def _passes(unrolled: Unrolled, points: Points, rows: tuple[Refill, ...]) -> int:

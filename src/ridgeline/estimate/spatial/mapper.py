@@ -10,6 +10,10 @@ latency  each unrolling is solved for least outermost traffic and for short fill
          bound is what compute and each port need at least
 edp      the same solutions and those for energy; bound = energy bound * latency bound
          of both, and of energy with leakage, the best few are then improved step by step (`polish`)
+
+A better array (more room, wider ports) has every mapping of a lesser one at no higher cost, so an `optimal` answer never rises. Others
+may: each solution is the best by a stand-in for time, which on a better array is another mapping, and single steps do not always lead
+from there to the one that won before.
 """
 
 from __future__ import annotations

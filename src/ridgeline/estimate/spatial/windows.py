@@ -49,6 +49,8 @@ class Outside:
     store: Way | None
     sizes: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
     """(Share of the tiles, how large they are against the mean): the edges of the layer."""
+    load_bits: float = 0.0
+    """A mean load, the same at any width of port."""
 
 
 class Windows:
@@ -101,7 +103,7 @@ class Windows:
 
     def _edges(self, here: list[Outside]) -> tuple[tuple[float, float], ...]:
         """Sizes of the tiles that most of a window's own traffic brings: a short one does not make up for a long one."""
-        return max(here, key=lambda each: each.load.cycles).sizes if here else ((1.0, 1.0),)
+        return max(here, key=lambda each: each.load_bits).sizes if here else ((1.0, 1.0),)
 
     def _moved(self, here: list[Outside], before: bool, after: bool, returns: bool) -> tuple[Traffic, float]:
         """(Traffic of a window's own operands, longest way through a buffer)."""
