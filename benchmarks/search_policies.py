@@ -13,6 +13,7 @@ A seed is a row for each policy; every policy of a seed begins with the same wei
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -93,8 +94,9 @@ def measured(space: Space, final: dict[str, Any], data: Data, policy: str, seed:
         "recipe": trained.recipe, "recipe_hash": trained.recipe_hash,
     }  # fmt: skip
     last = found.history[-1]
-    print(f"{policy}, seed {seed}: searched in {search_s:.1f} s, last losses {last['train_loss']:.3f} and {last['valid_loss']:.3f}, "
-          f"{last['skipped_share']:.0%} of the op work skipped; derived network {trained.accuracy:.2%} of {trained.test_rows}", flush=True)  # fmt: skip
+    told = f"searched in {search_s:.1f} s, last losses {last['train_loss']:.3f} and {last['valid_loss'] or math.nan:.3f}"
+    print(f"{policy}, seed {seed}: {told}, {last['skipped_share']:.0%} of the op work skipped", flush=True)
+    print(f"  its network: {trained.accuracy:.2%} of {trained.test_rows} held-out images", flush=True)
     return row
 
 

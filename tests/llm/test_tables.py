@@ -1,6 +1,7 @@
 """Figures of docs/llm.md and the README are those of the committed result files.
 
-benchmarks/results/llm-cpu-cpu.json ──cpu_table──> the text between <!-- llm-cpu --> and <!-- end --> (llm-gpu-h200.json: llm-gpu, llm-serving)
+benchmarks/results/llm-cpu-cpu.json ──cpu_table──> the text between <!-- llm-cpu --> and <!-- end -->
+benchmarks/results/llm-gpu-h200.json ──gpu_table, serving_table──> llm-gpu, llm-serving
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """docs/supernet.md states the supernet steps of benchmarks/results/search-step-h200.json; without that file, that they are not measured.
 
-python -m tests.search.test_step_table     writes them there anew
+python -m tests.search.test_step_table     writes them there anew, and search-policies-*.json: how policies converge
 """
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.support import ROOT
 PAGE = ROOT / "docs" / "supernet.md"
 RESULTS = ROOT / "benchmarks" / "results" / "search-step-h200.json"
 BLOCK = re.compile(r"(?<=<!-- search-step -->\n).*?(?=<!-- end -->)", re.DOTALL)
+POLICIES = re.compile(r"(?<=<!-- search-policies -->\n).*?(?=<!-- end -->)", re.DOTALL)
 GOALS = {("all", 64): (100, 2.8), ("all", 256): (400, None), ("sample", 64): (60, 1.5)}
 """(way, batch) → at most so many ms, GB."""
 NOT_YET = "\nNot measured yet.\n\n"
@@ -59,8 +61,30 @@ def step_table(path: Path = RESULTS) -> str:
     return "\n" + "\n".join(lines) + "\n\n"
 
 
+def policies_table() -> str:
+    """A line for each machine and policy: means over seeds."""
+    lines = [
+        "| data, space | policy | seeds | training loss at the end | validation loss | op work skipped | ended early | derived network |",
+        f"|{' --- |' * 8}",
+    ]
+    for path in sorted(RESULTS.parent.glob("search-policies-*.json")):
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        for policy in dict.fromkeys(row["policy"] for row in rows):
+            mine = [row for row in rows if row["policy"] == policy]
+            last = [row["curve"][-1] for row in mine]
+            means = [statistics.fmean(one[name] for one in last) for name in ("train_loss", "valid_loss", "skipped_share")]
+            scores = [100 * row["accuracy"] for row in mine]
+            spread = f" ± {statistics.stdev(scores):.2f}" if len(scores) > 1 else ""
+            lines.append(
+                f"| {mine[0]['data']}, {mine[0]['space']} | `{policy}` | {len(mine)} | {means[0]:.3f} | {means[1]:.3f} | {means[2]:.0%} "
+                f"| {sum(bool(row['stopped']) for row in mine)} | {statistics.fmean(scores):.2f}{spread} % |"
+            )
+    return "\n" + "\n".join(lines) + "\n\n"
+
+
 def test_page_has_the_measured_steps() -> None:
-    assert BLOCK.findall(PAGE.read_text(encoding="utf-8")) == [step_table()]
+    page = PAGE.read_text(encoding="utf-8")
+    assert BLOCK.findall(page) == [step_table()] and POLICIES.findall(page) == [policies_table()]
 
 
 def test_goals_that_are_missed_and_cases_that_fail_are_said(tmp_path: Path) -> None:
@@ -81,9 +105,11 @@ def test_goals_that_are_missed_and_cases_that_fail_are_said(tmp_path: Path) -> N
 
 
 def write() -> None:
-    changed, count = BLOCK.subn(lambda _: step_table(), PAGE.read_text(encoding="utf-8"))
-    assert count == 1, f"{PAGE.name}: {count} places for the steps"
-    PAGE.write_text(changed, encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    for block, table in ((BLOCK, step_table()), (POLICIES, policies_table())):
+        page, count = block.subn(lambda _, table=table: table, page)  # type: ignore[misc]
+        assert count == 1, f"{PAGE.name}: {count} places for a table"
+    PAGE.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
