@@ -38,7 +38,7 @@ def test_snippets_run(tmp_path: Path) -> None:
 
 def feed_table() -> str:
     lines = [
-        "| model, images, batch | `feed` | step, ms | host waited, ms | GPU idle between steps, ms | the copy takes at least, ms | samples/s |",
+        "| model, images, batch | `feed` | step, ms | host waited, ms | GPU idle between steps, ms | the copy alone, ms | samples/s |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in measured("feed"):
