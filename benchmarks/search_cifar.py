@@ -1,6 +1,8 @@
 """CIFAR-10 from scratch by one recipe file: a found network, and hand-made residual networks to hold it against.
 
-python benchmarks/search_cifar.py --model found --genotype winner/genotype.json --search-seconds 120 --seconds 300 --seed 0
+python benchmarks/search_cifar.py --model searched --space nb201 --set-space channels=32 --set-space cells=1 --trials 16 --seed 0
+    searched: a search of its own first, on the training images less a fifth; --channels and --cells are of the network that is trained;
+    found: the same for a genotype made before (--genotype winner/genotype.json --search-seconds 120)
 python benchmarks/search_cifar.py --model matched --genotype winner/genotype.json --seconds 300 --seed 0
     matched: the narrowest ResNet-18 that is not faster than the found network, both timed in turn, in evaluation mode
 python benchmarks/search_cifar.py --model wrn-28-10 --epochs 60 --set learning_rate=0.3 --set augment.cutout=12 --held-out 5000
@@ -16,6 +18,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
+import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -29,27 +33,32 @@ from ridgeline.kernel.bench.timing import set_count, time_in_turn
 from ridgeline.measure.environment import machine_name
 from ridgeline.search.recipe import Recipe, load_recipe, train_network
 from ridgeline.search.spaces.space import load_space, point_of
+from ridgeline.search.study.search import search
 from ridgeline.workload.data import Data, Split, load_data
 from ridgeline.workload.data.digits import split_rows
 from ridgeline.workload.models.wide_resnet import hand_made
 
 Row = dict[str, Any]
 WIDTHS = range(16, 257, 8)  # of ResNet-18, for matching
-SAME = ("model", "recipe_hash", "held_out", "asked_seconds", "asked_epochs", "genotype")  # rows that may be averaged
+SAME = ("model", "recipe_hash", "held_out", "asked_seconds", "asked_epochs", "genotype", "request")  # rows that may be averaged
+REQUEST = ("space", "set_space", "strategy", "objectives", "on", "trials", "trial_epochs", "channels", "cells")  # what a search is asked
 
 
 def main() -> None:
     options = parse()
     recipe = changed(load_recipe(options.recipe), options)
     data = prepared(load_data("cifar10"), options.held_out, options.images)
+    trials = searched(options, data) if options.model == "searched" else None
     row: Row = {"model": options.model, "seed": options.seed, "held_out": options.held_out, "asked_seconds": options.seconds,
                 "asked_epochs": options.epochs, "images": len(data.train), "search_s": options.search_seconds,
-                "genotype": genotype_of(options) if options.genotype else None}  # fmt: skip
+                "genotype": genotype_of(options) if options.genotype else None, "trials": trials}  # fmt: skip
+    if options.model == "searched":
+        row["request"] = {name: getattr(options, name) for name in REQUEST}
     name = options.model
     if name == "matched":
         name, found = matched(options)
         row |= found
-    model = found_network(options, options.seed) if name == "found" else made_by_hand(name, options.seed)
+    model = found_network(options, options.seed) if name in ("found", "searched") else made_by_hand(name, options.seed)
     trained = train_network(
         model, data, recipe, device=options.device, seed=options.seed, seconds=options.seconds, epochs=options.epochs,
         report=lambda line: print(f"  {line}", flush=True),
@@ -66,11 +75,20 @@ def main() -> None:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="wrn-28-10", help="found, matched, or a hand-made one: resnet18, resnet18-w48, wrn-16-4")
+    parser.add_argument(
+        "--model", default="wrn-28-10", help="searched, found, matched, or a hand-made one: resnet18, resnet18-w48, wrn-16-4"
+    )
     parser.add_argument("--genotype", type=Path, default=None, help="JSON of the found network")
     parser.add_argument("--channels", type=int, default=None, help="of the found network, instead of the genotype's")
     parser.add_argument("--cells", type=int, default=None, help="of the found network, instead of the genotype's")
     parser.add_argument("--search-seconds", type=float, default=None, help="what the search took, added to the total")
+    parser.add_argument("--space", default="nb201", help="searched: where")
+    parser.add_argument("--set-space", action="append", default=[], metavar="NAME=VALUE", help="searched: a setting of the space")
+    parser.add_argument("--strategy", default="model", help="searched: by which strategy")
+    parser.add_argument("--objectives", default="accuracy,latency", help="searched: the first decides")
+    parser.add_argument("--on", default="h200", help="searched: whose latency")
+    parser.add_argument("--trials", type=int, default=16, help="searched: trainings")
+    parser.add_argument("--trial-epochs", type=int, default=3, help="searched: of each")
     parser.add_argument("--recipe", default="cifar10")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="change the recipe, e.g. augment.cutout=12")
     parser.add_argument("--graph", action="store_true", help="the same as --set graph=true --set compile=false")
@@ -88,6 +106,22 @@ def parse() -> argparse.Namespace:
     if options.model in ("found", "matched") and options.genotype is None:
         parser.error(f"--model {options.model} needs --genotype")
     return options
+
+
+def searched(options: argparse.Namespace, data: Data) -> list[Row]:
+    """A search; its winner's genotype and its seconds go into the options. Every trial with its objectives."""
+    start, folder = time.perf_counter(), Path(tempfile.mkdtemp(prefix="search-"))
+    settings = {name: value_of(text) for name, text in (one.partition("=")[::2] for one in options.set_space)}
+    front = search(
+        options.space, data, options.on, options.objectives, f"{options.trials}trials", settings=settings, strategy=options.strategy,
+        epochs=options.trial_epochs, seeds=(options.seed,), device=options.device, train_winner=False, folder=folder / "run", onnx=False,
+        report=lambda line: print(f"  {line}", flush=True),
+    )  # fmt: skip
+    options.genotype = folder / "genotype.json"
+    options.genotype.write_text(json.dumps(front.genotypes[front.winners[options.seed]]), encoding="utf-8")
+    options.search_seconds = time.perf_counter() - start
+    print(f"searched in {options.search_seconds:.0f} s: {options.genotype.read_text(encoding='utf-8')}", flush=True)
+    return [{"point": list(trial.point), **trial.values, "seconds": trial.seconds} for trial in front.trials]
 
 
 def changed(recipe: Recipe, options: argparse.Namespace) -> Recipe:
@@ -167,9 +201,9 @@ def latencies(options: argparse.Namespace, name: str) -> tuple[float, float]:
         net.eval().requires_grad_(False).to(options.device, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
     steps = {one: (lambda at, net=net: net(inputs[at])) for one, net in nets.items()}
     timed = time_in_turn(steps, sets, options.device, 7, cuda)
-    for one, time in timed.items():
-        if time.gpu_ms is None:
-            raise SystemExit(f"{one} could not be timed: {time.error}")
+    for one, taken in timed.items():
+        if taken.gpu_ms is None:
+            raise SystemExit(f"{one} could not be timed: {taken.error}")
     first, second = (timed[one].gpu_ms or 0.0 for one in (name, "found"))
     print(f"  {name}: {first:.3f} ms, found: {second:.3f} ms at batch {options.latency_batch}", flush=True)
     return first, second
@@ -188,7 +222,8 @@ def write(options: argparse.Namespace, row: Row) -> None:
 
 
 def key(row: Row) -> str:
-    return json.dumps([row.get(name) for name in SAME], sort_keys=True)
+    """Of what rows must share; each seed's search finds a network of its own."""
+    return json.dumps([None if name == "genotype" and row["model"] == "searched" else row.get(name) for name in SAME], sort_keys=True)
 
 
 def summaries(rows: list[Row]) -> list[Row]:
@@ -197,7 +232,7 @@ def summaries(rows: list[Row]) -> list[Row]:
         groups.setdefault(key(row), []).append(row)
     found = []
     for group in groups.values():
-        first = {name: group[0].get(name) for name in SAME}
+        first = {name: group[0].get(name) for name in SAME if name != "genotype" or group[0]["model"] != "searched"}
         made: Row = {"summary": True, **first, "recipe": group[0]["recipe"], "seeds": [row["seed"] for row in group]}
         for score in ("accuracy", "accuracy_mirrored", "total_s"):
             values = [row[score] for row in group if row[score] is not None]
