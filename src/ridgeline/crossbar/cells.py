@@ -11,6 +11,7 @@ difference multiplies. G is disturbed in this order, each with the cell's own ra
     drift       G * (t / t0) ^ -(nu + nu_sigma * z2), t > t0     retention  low + (G - low) * exp(-t / tau)
     wires       what the column gets of it (wires.py)            read       G * exp(sigma[nearest level] * z), at each call
 
+On a GPU engine/fused_program.py does all of it but the wires in two launches, with the same digits and random words.
 Stuck cells drift and relax as the others do. Drift compensation multiplies `step`. With sign = "offset" the reference column follows the
 mean drift and the retention of a high cell: planes are divided by its share, `step` is multiplied by it. It has no wires and no spread.
 """
@@ -24,9 +25,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.errors import OptionError
+from ..kernel.jit import HAVE_TRITON
 from ..target.crossbar import Cell
 from . import noise, wires
+from .finite import WeightCheck, not_finite
 from .noise import Kind
 from .numbers import block_scale, dequantise, quantise, step_of
 from .plan import Draw, Plan
@@ -71,19 +73,75 @@ def low_level(plan: Plan) -> float:
     return _low_level(plan.chip.cell) / _reference_share(plan)
 
 
-def program(weight: Tensor, plan: Plan, draw: Draw) -> Cells:
-    """weight (groups, K, N), float → what the chip holds."""
-    chip, cell, slices = plan.chip, plan.chip.cell, plan.w
+@dataclass(frozen=True, slots=True)
+class Disturbance:
+    """What happens to every cell of a plan, as numbers: for kernels; the formulas are above."""
+
+    varies: bool
+    """Whether levels leave the whole numbers."""
+    low: float
+    stuck_high: float
+    stuck: float
+    """Share of cells that are stuck at all."""
+    drifts: bool
+    drift: float
+    """Logarithm of what drift leaves of G, and what a normal of 1 adds to it."""
+    drift_spread: float
+    kept: float
+    """Share of G - low that is left of relaxation, over that of the reference column."""
+
+
+def disturbance_of(plan: Plan) -> Disturbance:
+    cell = plan.chip.cell
+    drifts = _time_ratio(cell) > 1.0 and _disturbs(cell)
+    log_ratio = -math.log(_time_ratio(cell)) if drifts else 0.0
+    stuck, kept = cell.stuck_high.value + cell.stuck_low.value, _kept(cell) / _reference_share(plan)
+    drift = (drifts, log_ratio * cell.drift_nu.value, log_ratio * cell.drift_nu_sigma.value)
+    return Disturbance(_disturbs(cell), _low_level(cell), cell.stuck_high.value, stuck, *drift, kept)
+
+
+def stored_dtype(plan: Plan) -> torch.dtype:
+    """Of levels that are whole numbers."""
+    levels = plan.chip.cell.levels
+    return torch.int8 if levels <= 128 else torch.int16 if levels <= 32768 else torch.int32
+
+
+def read_sigmas_of(plan: Plan) -> tuple[float, ...]:
+    """Of each level; empty: reads do not vary."""
+    sigmas = plan.chip.cell.read_sigmas
+    return sigmas if any(sigmas) else ()
+
+
+def program(weight: Tensor, plan: Plan, draw: Draw, check: WeightCheck | None = None, *, by_kernel: bool | None = None) -> Cells:
+    """weight (groups, K, N), float → what the chip holds.
+
+    On a GPU by the kernels of engine/fused_program.py, where these can: `by_kernel` says so anywhere else, for Triton's interpreter.
+    Weights that are not finite are an error, at once; with a `check` of training passes the kernels say it later (finite.py).
+    """
     matrix = weight.detach()
+    if on_gpu(matrix) if by_kernel is None else by_kernel:
+        from .engine import fused_program
+
+        if fused_program.takes(matrix, plan):
+            return fused_program.programmed(matrix, plan, draw, check)
+    return _programmed(matrix, plan, draw)
+
+
+def on_gpu(matrix: Tensor) -> bool:
+    return matrix.is_cuda and HAVE_TRITON
+
+
+def _programmed(matrix: Tensor, plan: Plan, draw: Draw) -> Cells:
+    """By plain torch."""
+    chip, cell, slices = plan.chip, plan.chip.cell, plan.w
     if not bool(torch.isfinite(matrix).all()):
-        raise OptionError("a weight that is not finite", why="no digit stands for inf or nan", do="look for an overflow in training")
+        raise not_finite()
     tiles = plan_tiles((plan.k, plan.n), (chip.array.rows, chip.array.columns), chip.operands.w_granularity)
     scale = block_scale(tiles.block_maximum(matrix).to(torch.float64), chip.operands.format)[:, : plan.arrays]  # (groups, arrays, N tiles)
     scale = scale.repeat_interleave(chip.array.columns, -1)[..., : plan.n]
     disturbed, stuck = _disturbs(cell), cell.stuck_high.value + cell.stuck_low.value > 0
-    stored = torch.int8 if cell.levels <= 128 else torch.int16 if cell.levels <= 32768 else torch.int32
     shape = (1 + plan.signed, plan.groups, len(slices.widths), plan.arrays * plan.rows, plan.n)
-    planes = torch.zeros(shape, dtype=torch.float32 if disturbed else stored, device=matrix.device)
+    planes = torch.zeros(shape, dtype=torch.float32 if disturbed else stored_dtype(plan), device=matrix.device)
     values = torch.empty(matrix.shape, dtype=torch.float32, device=matrix.device)
     for groups, columns in _pieces(plan):
         part = matrix[groups, :, columns].to(torch.float64)
@@ -96,8 +154,8 @@ def program(weight: Tensor, plan: Plan, draw: Draw) -> Cells:
             if disturbed or stuck:
                 held = _disturb(held, _index(plan, plane, groups, columns, matrix.device), plan, draw)
             planes[plane, groups, :, : plan.k, columns] = held
-    step = step_of(scale, slices.span, chip.operands.format) * _step_factor(plan)
-    return Cells(planes, step, values, not disturbed, cell.read_sigmas if any(cell.read_sigmas) else ())
+    step = step_of(scale, slices.span, chip.operands.format) * step_factor(plan)
+    return Cells(planes, step, values, not disturbed, read_sigmas_of(plan))
 
 
 def _pieces(plan: Plan) -> Iterator[tuple[slice, slice]]:
@@ -233,6 +291,7 @@ def _reference_share(plan: Plan) -> float:
     return share if share > 0 else 1.0
 
 
-def _step_factor(plan: Plan) -> float:
+def step_factor(plan: Plan) -> float:
+    """What `step` is multiplied by: the reference column's share, and the mean drift where it is compensated."""
     compensation = _time_ratio(plan.chip.cell) ** plan.chip.cell.drift_nu.value if plan.chip.cell.drift_compensated else 1.0
     return _reference_share(plan) * compensation

@@ -40,6 +40,17 @@ class Plan:
     """Of each slice of w: the column sum [levels] of the highest code. Empty: the full range."""
 
     @cached_property
+    def _hash(self) -> int:
+        return hash((self.chip, self.k, self.n, self.groups, self.ranges))
+
+    def __hash__(self) -> int:
+        """Found once: that of a chip is the hash of everything its file says, and plans are looked up at every pass."""
+        return self._hash
+
+    def __reduce__(self) -> Any:
+        return Plan, (self.chip, self.k, self.n, self.groups, self.ranges)  # another process hashes text in another way
+
+    @cached_property
     def x(self) -> Slices:
         return Slices(self.chip.operands.x_slices, "magnitude" if self.signed else "twos")
 

@@ -22,7 +22,7 @@ from ridgeline.crossbar.engine.blocked import BlockedEngine
 from ridgeline.crossbar.engine.fused import FusedEngine, quantised
 from ridgeline.crossbar.engine.fused_noise import draw_normals
 from ridgeline.crossbar.engine.fused_settings import PatchTile
-from ridgeline.crossbar.layer.straight_through import weight_gradient
+from ridgeline.crossbar.layer.straight_through import dequantised, weight_gradient
 from ridgeline.crossbar.numbers import block_scale, quantise
 from ridgeline.crossbar.plan import Draw, Plan, Window
 from ridgeline.kernel.jit import cdiv, launch
@@ -186,6 +186,18 @@ def test_gradients_of_weights_see_the_digits(window: Window, fields: dict[str, A
         return float((weight_gradient(gradient, x, plan, window, inputs) - expected).abs().max() / expected.abs().max())
 
     assert off(1.0) < 3e-6 < off(1.01)
+
+
+@pytest.mark.parametrize("fields", [{}, {"operands_x_granularity": "per-matrix", "operands_format": "bfp"}])
+def test_gradients_of_linear_weights_see_the_digits(fields: dict[str, Any], device: str) -> None:
+    plan, x, cells = random_product(chip(**fields), device)
+    gradient = torch.randn(2, 9, plan.n, generator=torch.Generator().manual_seed(4)).to(device)
+    engine = FusedEngine()
+    prepared = engine.prepare(plan, cells)
+    wanted = weight_gradient(gradient, x, plan, None)
+    found = weight_gradient(gradient, x, plan, None, lambda part: engine.inputs(part, None, plan, prepared))
+    assert float((found - wanted).abs().max() / wanted.abs().max()) < 1e-6
+    assert torch.equal(engine.inputs(x, None, plan, prepared), dequantised(x, plan).flatten(0, 1).T[None])
 
 
 @pytest.mark.parametrize("number_format", ["int", "bfp"])

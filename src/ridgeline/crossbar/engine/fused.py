@@ -1,7 +1,7 @@
 """The engine for GPUs: two Triton kernels a product, nothing sliced is ever written to memory.
 
     x ──quantise_patches──> q (one small integer an element of a patch), steps ──multiply_arrays──> out, bias added
-    cells ──prepare, once──> w (groups, slices, arrays, N', R): float8 or int8 where levels are whole numbers, else float16
+    cells ──pack_cells, once──> w (groups, slices, arrays, N', R): float8 or int8 where levels are whole numbers, else float16
           ──read_cells, every call──> float16, only where reads vary
 
 `unable` names what it leaves to the blocked engine: sums beyond float32, inputs of more than 16 bits. Where rows share a scale, maxima are
@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.errors import OptionError
-from ...kernel.jit import HAVE_TRITON, INTERPRETED, cdiv, launch, next_power_of_2
+from ...kernel.jit import HAVE_TRITON, INTERPRETED, cdiv, empty, launch, next_power_of_2
 from .. import noise
 from ..adc import check_ranges
 from ..cells import Cells, low_level
@@ -30,6 +31,7 @@ from ..tiling import merge_maxima
 from ..tiling import plan as plan_tiles
 from .fused_kernels import multiply_arrays, quantise_patches
 from .fused_noise import read_cells
+from .fused_program import of_levels, pack
 from .fused_settings import (
     DOTS,
     EXACT_FLOAT8,
@@ -39,14 +41,13 @@ from .fused_settings import (
     Tile,
     collapsed_bounds,
     columns_padded,
+    constants_of,
     fits_float32,
-    multiply_of,
     packed_of,
     patch_tile_of,
     rows_padded,
     settings_of,
     skips_sign,
-    start_of,
     tile_of,
     units_of,
 )
@@ -71,6 +72,8 @@ class Prepared:
     sigmas: Tensor | None
     negative: Tensor
     """int32: whether the last input had a negative value."""
+    constants: dict[str, Any]
+    """Of multiply_arrays."""
     offsets: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
     tables: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
@@ -103,27 +106,17 @@ class FusedEngine:
         varies = any(sigma > 0 for sigma in cells.read_sigmas)
         whole = cells.exact and not varies and not plan.chip.dac.noise_sigma.value
         settings = settings_of(plan, whole, collapse)
-        device, parts = cells.planes.device, plan.groups * len(plan.w.widths)
-        r, padded = rows_padded(plan), columns_padded(plan)
-        dtype = self._dtype(plan, settings, whole)
-        step = torch.zeros((plan.groups, plan.arrays, padded), dtype=torch.float32, device=device)
-        step[..., : plan.n] = (cells.step * settings.unit).to(torch.float32)
+        device, dtype = cells.planes.device, self._dtype(plan, settings, whole)
+        worths = tuple(collapsed_weights(plan, units_of(plan))[1]) if settings.collapsed else ()
+        parts, padded = plan.groups * (1 if worths else len(plan.w.widths)), columns_padded(plan)
+        held = torch.int8 if dtype == torch.float8_e4m3fn else dtype  # whole numbers up to 7 are its subnormals
+        levels = empty((parts, plan.arrays, padded, rows_padded(plan)), held, device)
+        step = empty((plan.groups, plan.arrays, padded), torch.float32, device)
+        pack(plan, cells, levels, step, settings.unit, worths)
         negative = torch.zeros(1, dtype=torch.int32, device=device)
-        if varies:
-            levels = torch.zeros((parts, plan.arrays, padded, r), dtype=dtype, device=device)
-            sigmas = torch.tensor(cells.read_sigmas, dtype=torch.float32, device=device)
-            return Prepared(settings, levels, step, cells.planes, sigmas, negative)
-        read = cells.as_read(plan, Draw())  # (groups, slices, K', N)
-        if settings.collapsed:
-            weights = torch.tensor(collapsed_weights(plan, units_of(plan))[1], device=device)[:, None, None]
-            read = (read * weights).sum(1, keepdim=True)
-        parts = plan.groups * read.shape[1]
-        shaped = read.reshape(parts, plan.arrays, plan.rows, plan.n)[:, :, :r].transpose(2, 3)
-        levels = torch.zeros((parts, plan.arrays, padded, r), dtype=dtype, device=device)
-        if dtype == torch.float8_e4m3fn:  # whole numbers up to 7 are its subnormals
-            levels = levels.view(torch.int8)
-        levels[:, :, : plan.n, : shaped.shape[3]] = shaped.to(levels.dtype)
-        return Prepared(settings, levels.view(dtype), step, None, None, negative)
+        levels = levels if held == dtype else levels.view(dtype)
+        planes, sigmas = (cells.planes, of_levels(cells.read_sigmas, device)) if varies else (None, None)
+        return Prepared(settings, levels, step, planes, sigmas, negative, constants_of(plan, whole, collapse, dtype))
 
     def product(self, x: Tensor, plan: Plan, prepared: Prepared, draw: Draw, bias: Tensor | None = None) -> Tensor:
         out = torch.empty((x.shape[0], x.shape[1], plan.n), dtype=torch.float32, device=x.device)
@@ -141,13 +134,15 @@ class FusedEngine:
         self._run(wide, flat, plan, prepared, draw, out, (out.stride(0), out.stride(1), 1), bias=bias)
         return (out.squeeze(2) if len(window.kernel) == 1 else out).to(x.dtype)
 
-    def inputs(self, x: Tensor, window: Window, plan: Plan, prepared: Prepared) -> Tensor | None:
+    def inputs(self, x: Tensor, window: Window | None, plan: Plan, prepared: Prepared) -> Tensor | None:
         """x (B, groups * C, H, W) → float32 (groups, K, B * L): the values its patches' digits stand for, patches along the rows.
 
-        None where patches are not cut in the kernel.
+        Without a window x is (B, L, K), and its rows are the patches. None where patches are not cut in the kernel.
         """
-        if len(window.kernel) != 2 or not x.numel():
+        if not x.numel() or (window is not None and len(window.kernel) != 2):
             return None
+        if window is None:
+            x, window = x.transpose(1, 2).unsqueeze(2), ONE_TAP
         size = window.output_size((x.shape[2], x.shape[3]))
         m = x.shape[0] * math.prod(size)
         q, step = quantised(x, window, size, m, plan, prepared, self.patch_tile or patch_tile_of(plan))
@@ -208,28 +203,17 @@ class FusedEngine:
         q, step = quantised(x, window, size, m, plan, prepared, self.patch_tile or patch_tile_of(plan))
         if prepared.planes is not None:
             _read(plan, prepared, draw)
-        settings, chip = prepared.settings, plan.chip
-        noisy = (chip.adc.noise_lsb.value > 0) + 2 * (chip.dac.noise_sigma.value > 0) + 4 * (chip.adc.offset_lsb.value > 0)
-        skip = skips_sign(plan) and not settings.collapsed and kept is None
-        sx, sw = (1, 1) if settings.collapsed else (len(plan.x.widths), len(plan.w.widths))
-        tile = self.tile or tile_of(plan, prepared.levels.dtype)
-        bm, bn = tile.rows, tile.columns
-        padded, packed = columns_padded(plan), packed_of(plan, settings, prepared.levels.dtype)
-        sums = (start_of(settings, sx, sw, 0), start_of(settings, sx, sw, 1)) if settings.whole and not settings.collapsed else (0, 0)
+        chip, tile = plan.chip, self.tile or tile_of(plan, prepared.levels.dtype)
+        skip = skips_sign(plan) and not prepared.settings.collapsed and kept is None
+        padded = columns_padded(plan)
         launch(
-            multiply_arrays, (cdiv(m, bm) * (padded // bn), plan.groups),
+            multiply_arrays, (cdiv(m, tile.rows) * (padded // tile.columns), plan.groups),
             q, step, prepared.levels, prepared.step, step if bias is None else bias, prepared.negative, _offsets(plan, prepared, draw),
             q if kept is None else kept, out,
             m, plan.n, length, *strides, plan.groups * plan.n, draw.layer, draw.call, draw.seed, draw.chip,
             float(chip.adc.noise_lsb.value), float(chip.dac.noise_sigma.value), plan.k, plan.arrays, padded,
-            SHIFTS=settings.shifts, MOSTS=settings.mosts, TOPS=settings.tops, PACKED=packed, MAGNITUDE=plan.signed,
-            MULTIPLY=multiply_of(settings, prepared.levels.dtype, packed),
-            DIVIDE=settings.divide, WORTH=settings.worth, SUM_ALL=sums[0], SUM_SKIPPED=sums[1], LOWEST=settings.lowest,
-            HIGHEST=settings.highest, CLIP=chip.adc.clip, COLLAPSED=settings.collapsed, WHOLE=settings.whole, NOISE=noisy,
-            KEEP=kept is not None, REFERENCE=settings.reference, OFFSET=bool(settings.reference),
-            DOWN=settings.down, SKIP=skip, SX=sx, SW=sw,
-            PAIRS=cdiv(sx * sw, 4), ROWS=plan.rows, R=rows_padded(plan),
-            BIAS=bias is not None, FLIP=strides[2] == 1, BM=bm, BN=bn, num_warps=tile.warps, num_stages=tile.stages, **tile.registers,
+            **prepared.constants, KEEP=kept is not None, SKIP=skip, BIAS=bias is not None, FLIP=strides[2] == 1,
+            BM=tile.rows, BN=tile.columns, num_warps=tile.warps, num_stages=tile.stages, **tile.registers,
         )  # fmt: skip
 
     def _volume(self, x: Tensor, window: Window, plan: Plan, prepared: Prepared, draw: Draw, bias: Tensor | None) -> Tensor:
@@ -285,18 +269,23 @@ def _table(x: Tensor, window: Window, plan: Plan, prepared: Prepared) -> Tensor:
     """int64 (arrays, R): where each row of an array lies from the first element of its patch, and its tap; see quantise_patches."""
     key = (*x.stride(), window)
     if key not in prepared.tables:
-        taps, (_, stride_c, stride_h, stride_w) = math.prod(window.kernel), x.stride()
-        k = torch.arange(plan.k, device=x.device)
-        tap = k % taps
-        down, across = tap // window.kernel[1] * window.dilation[0], tap % window.kernel[1] * window.dilation[1]
-        at = k // taps * stride_c + down * stride_h + across * stride_w
-        whole = torch.full((plan.arrays * plan.rows,), (0 if taps < 32 else 63) << 32, device=x.device)
-        whole[: plan.k] = at + (((1 << tap) if taps < 32 else tap) << 32)
-        table = torch.full((plan.arrays, rows_padded(plan)), (0 if taps < 32 else 63) << 32, device=x.device)
-        rows = min(plan.rows, rows_padded(plan))
-        table[:, :rows] = whole.view(plan.arrays, plan.rows)[:, :rows]
-        prepared.tables = {key: table}
+        prepared.tables = {key: _table_of(x.stride(), window, plan.k, plan.rows, rows_padded(plan), x.device)}
     return prepared.tables[key]
+
+
+@lru_cache(maxsize=1024)
+def _table_of(stride: tuple[int, ...], window: Window, k_all: int, rows: int, r: int, device: torch.device) -> Tensor:
+    taps, (_, stride_c, stride_h, stride_w) = math.prod(window.kernel), stride
+    arrays, held = cdiv(k_all, rows), min(rows, r)
+    k = torch.arange(k_all, device=device)
+    tap = k % taps
+    down, across = tap // window.kernel[1] * window.dilation[0], tap % window.kernel[1] * window.dilation[1]
+    at = k // taps * stride_c + down * stride_h + across * stride_w
+    whole = torch.full((arrays * rows,), (0 if taps < 32 else 63) << 32, device=device)
+    whole[:k_all] = at + (((1 << tap) if taps < 32 else tap) << 32)
+    table = torch.full((arrays, r), (0 if taps < 32 else 63) << 32, device=device)
+    table[:, :held] = whole.view(arrays, rows)[:, :held]
+    return table
 
 
 def _read(plan: Plan, prepared: Prepared, draw: Draw) -> None:

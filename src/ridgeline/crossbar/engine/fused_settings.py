@@ -198,6 +198,24 @@ def start_of(settings: Settings, sx: int, sw: int, first: int) -> int:
     return (total + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
+@lru_cache(maxsize=4096)
+def constants_of(plan: Plan, whole: bool, collapse: bool, dtype: torch.dtype) -> dict[str, Any]:
+    """Constants of multiply_arrays that stay from call to call; `dtype` of the levels."""
+    settings, chip = settings_of(plan, whole, collapse), plan.chip
+    sx, sw = (1, 1) if settings.collapsed else (len(plan.x.widths), len(plan.w.widths))
+    packed = packed_of(plan, settings, dtype)
+    sums = (start_of(settings, sx, sw, 0), start_of(settings, sx, sw, 1)) if settings.whole and not settings.collapsed else (0, 0)
+    noisy = (chip.adc.noise_lsb.value > 0) + 2 * (chip.dac.noise_sigma.value > 0) + 4 * (chip.adc.offset_lsb.value > 0)
+    return {
+        "SHIFTS": settings.shifts, "MOSTS": settings.mosts, "TOPS": settings.tops, "PACKED": packed, "MAGNITUDE": plan.signed,
+        "MULTIPLY": multiply_of(settings, dtype, packed), "DIVIDE": settings.divide, "WORTH": settings.worth, "SUM_ALL": sums[0],
+        "SUM_SKIPPED": sums[1], "LOWEST": settings.lowest, "HIGHEST": settings.highest, "CLIP": chip.adc.clip,
+        "COLLAPSED": settings.collapsed, "WHOLE": settings.whole, "NOISE": noisy, "REFERENCE": settings.reference,
+        "OFFSET": bool(settings.reference), "DOWN": settings.down, "SX": sx, "SW": sw, "PAIRS": cdiv(sx * sw, 4), "ROWS": plan.rows,
+        "R": rows_padded(plan),
+    }  # fmt: skip
+
+
 UNITS = {torch.float8_e4m3fn: 2.0**-18, torch.float16: 2.0**-24}
 """What a product of packed digits and levels is counted in: float8 holds both as subnormals, n * 2^-9, float16 only the digits."""
 

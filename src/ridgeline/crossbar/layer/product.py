@@ -27,6 +27,7 @@ from ...core.errors import OptionError
 from ...target.crossbar import CrossbarSpec
 from ..cells import program
 from ..engine.choose import check_wanted, choose
+from ..finite import WeightCheck
 from ..plan import Draw, Engine, Plan, Window
 from .straight_through import StraightThrough, weight_as_matrices
 
@@ -72,6 +73,8 @@ class CrossbarProduct(nn.Module):
         self.ranges: tuple[int, ...] = ()
         self.watch: Watch | None = None
         self._prepared: Prepared | None = None
+        self._check = WeightCheck()
+        self._chosen: tuple[tuple[Any, ...], Plan, Engine, str] | None = None
 
     @property
     def draw(self) -> Draw:
@@ -164,14 +167,22 @@ class CrossbarProduct(nn.Module):
         if old is not None and same and (old.values is not None or not wants_gradient):
             return old
         self._prepared = old = None  # the old cells go before the new ones come
-        plan = self.plan_of(weight, groups)
-        engine, why = choose(plan, str(weight.device), self.engine)
+        plan, engine, why = self._choice(weight, groups)
         with torch.no_grad():
-            cells = program(weight_as_matrices(weight.detach(), groups), plan, draw)
+            cells = program(weight_as_matrices(weight, groups), plan, draw, self._check if self.training else None)
             values = cells.values if wants_gradient else None
             made = Prepared(weakref.ref(owner), key, plan, engine, why, engine.prepare(plan, cells), values)
         self._prepared = made
         return made
+
+    def _choice(self, weight: Tensor, groups: int) -> tuple[Plan, Engine, str]:
+        """The plan and its engine: the same objects as long as nothing about them changed, since all that is found of a plan is kept."""
+        wanted = (weight.shape, weight.device, groups, self.ranges, self.engine, self.watch is None)
+        old = self._chosen
+        if old is None or old[0] != wanted or old[1].chip is not self.chip:
+            plan = self.plan_of(weight, groups)
+            old = self._chosen = (wanted, plan, *choose(plan, str(weight.device), self.engine))
+        return old[1:]
 
     def _key(self, weight: Tensor, owner: Tensor, groups: int, draw: Draw) -> tuple[Any, ...]:
         version: Any = (
@@ -191,7 +202,8 @@ class CrossbarProduct(nn.Module):
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_prepared": None, "watch": None}  # copies and files program their own cells
+        fresh = {"_prepared": None, "_chosen": None, "_check": WeightCheck(), "watch": None}
+        return {**self.__dict__, **fresh}  # copies and files program their own cells
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -26,7 +26,7 @@ from ..tiling import plan as tile
 CACHE_BYTES, DEVICE_BYTES = 4 * 2**20, 512 * 2**20  # of a piece and its copies: what a core's cache holds, what keeps a GPU busy
 WORKING_COPIES = 4
 Inputs = Callable[[Tensor], Tensor | None]
-"""An engine's own way from images to the values of their patches' digits, (groups, K, b * L); None where it has none for them."""
+"""An engine's own way from images, or rows, to the values of their patches' digits, (groups, K, b * L); None where it has none for them."""
 
 
 def piece_bytes(x: Tensor) -> int:
@@ -113,12 +113,13 @@ def input_gradient(gradient: Tensor, x: Tensor, values: Tensor, plan: Plan, wind
 
 def weight_gradient(gradient: Tensor, x: Tensor, plan: Plan, window: Window | None, inputs: Inputs | None = None) -> Tensor:
     """(groups, K, N), summed over pieces of the batch."""
-    total = torch.zeros(plan.groups, plan.k, plan.n, dtype=x.dtype, device=x.device)
+    total: Tensor | None = None
     if window is None:
         for entries, rows in pieces_of_rows(x, plan):
-            used = dequantised(x[entries, rows], plan)
-            total[0] += used.flatten(0, 1).T @ gradient[entries, rows].flatten(0, 1)
-        return total
+            made = None if inputs is None else inputs(x[entries, rows])  # (1, K, b * rows)
+            columns = dequantised(x[entries, rows], plan).flatten(0, 1).T if made is None else made[0]
+            total = _added(total, columns @ gradient[entries, rows].flatten(0, 1))
+        return x.new_zeros(plan.groups, plan.k, plan.n) if total is None else total[None]
     outputs = gradient.unflatten(1, (plan.groups, plan.n)).flatten(3)  # (B, groups, N, L)
     places, block = outputs.shape[-1], input_block(plan, outputs.shape[-1])[1]
     width = -(-plan.k // block) * block
@@ -132,8 +133,12 @@ def weight_gradient(gradient: Tensor, x: Tensor, plan: Plan, window: Window | No
             patches(x, window, plan.groups, Piece(first, last, 0, lines), taken)
             used = dequantised(taken.view(plan.groups, width, -1, places).permute(2, 0, 3, 1), plan)  # (b, groups, L, K')
             rows_of_group = used.permute(1, 3, 0, 2).flatten(2)[:, : plan.k]
-        total += torch.bmm(rows_of_group, outputs[first:last].permute(1, 0, 3, 2).flatten(1, 2))
-    return total
+        total = _added(total, torch.bmm(rows_of_group, outputs[first:last].permute(1, 0, 3, 2).flatten(1, 2)))
+    return x.new_zeros(plan.groups, plan.k, plan.n) if total is None else total
+
+
+def _added(total: Tensor | None, part: Tensor) -> Tensor:
+    return part if total is None else total.add_(part)
 
 
 def input_block(plan: Plan, rows: int) -> tuple[int, int]:
