@@ -53,7 +53,7 @@ def test_a_few_rows_are_merged_on_cpus_and_many_are_not() -> None:
 
 
 @pytest.mark.parametrize(
-    "rows, widths, merged", [(128, (256, 128), True), (129, (256, 128), False), (128, (256, 129), False), (1, (256,), True)]
+    "rows, widths, merged", [(128, (256, 128), True), (129, (256, 128), False), (128, (256, 129), False), (1, (128,), True)]
 )
 def test_products_that_fill_a_gpu_alone_stay(rows: int, widths: tuple[int, ...], merged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 128 x 128 on a GPU of two processors: the narrowest product decides."""
