@@ -76,6 +76,6 @@ def test_sweep_shows_where_the_bottleneck_changes() -> None:
 
 def test_other_devices_are_compared_at_their_limits() -> None:
     """A target with measured probes must not look slower than an unmeasured one for that reason alone."""
-    advice = by_change(estimate(capture("llama-3-8b", phase="decode", context=192), "h200"))
-    assert not {"device h100", "device a100", "device l4"} & set(advice)
-    assert "device h200" in by_change(estimate(capture("llama-3-8b", phase="decode", context=192), "l4"))
+    workload = capture("llama-3-8b", phase="decode", context=192)
+    assert not {"device h100", "device a100", "device l4"} & set(by_change(estimate(workload, "h200")))
+    assert "device h200" in by_change(estimate(workload, "l4"))

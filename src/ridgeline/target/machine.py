@@ -8,6 +8,7 @@ sizes, which takes the call's own cost out. Times on CUDA come from graph replay
 
 from __future__ import annotations
 
+import copy
 import mmap
 import os
 import platform
@@ -368,7 +369,7 @@ def _time_probe(case: ProbeCase, device: str, last_cache: int, known: dict[str, 
     module.eval().requires_grad_(False)
     weight_bytes = max(sum(p.numel() * p.element_size() for p in module.parameters()), 1)
     copies = min(max(2 * last_cache // weight_bytes, 1), 64) if any(True for _ in module.parameters()) else 1
-    modules = [module] + [case.build()[0].eval().requires_grad_(False) for _ in range(copies - 1)]
+    modules = [module] + [copy.deepcopy(module) for _ in range(copies - 1)]  # of the weights alone: inputs may be large
     state = {"next": 0}
 
     def call() -> None:
