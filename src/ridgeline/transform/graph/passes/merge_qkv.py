@@ -126,8 +126,8 @@ def _no_faster(scene: Scene, linears: list[fx.Node]) -> str | None:
 
 
 def processors_of(device: torch.device) -> int | None:
-    """Processors that share a product; None on a CPU."""
-    return None if device.type == "cpu" else int(torch.cuda.get_device_properties(device).multi_processor_count)
+    """Processors of a GPU that share a product; None elsewhere."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else None
 
 
 def _twice(graph: Captured, weight: fx.Node) -> bool:
