@@ -226,7 +226,7 @@ def _lower_right(reading: Reading, part: Part) -> Tensor:
     """The causal mask of a run that ends where its keys end; on CUDA a bias that is never written out."""
     count = part.last - part.first
     if reading.lengths.is_cuda:
-        from torch.nn.attention.bias import causal_lower_right  # brings torch's compiler along: a second, or three from a cold disk
+        from torch.nn.attention.bias import causal_lower_right  # brings torch's compiler along
 
         return causal_lower_right(count, part.length)
     return reading.mask(part, part.length, part.length)
