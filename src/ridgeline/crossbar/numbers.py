@@ -194,7 +194,7 @@ def _largest(bits: int) -> int:
 
 
 def _per_largest(values: Tensor, bits: int) -> Tensor:
-    """values / largest, rounded once. By a tensor: torch multiplies a CUDA tensor by a number's reciprocal, an ulp beside what a CPU gives."""
+    """values / largest, rounded once. By a tensor: torch multiplies a CUDA tensor by a number's reciprocal, an ulp off the CPU's."""
     return values / torch.full((), _largest(bits), dtype=values.dtype, device=values.device)
 
 

@@ -26,7 +26,7 @@ from .library import operator, without_gradient
 from .norm_kernels import KERNELS, _backward, _backward_long, _columns, _forward, _forward_long, _reduce
 from .plan import Plan, planned, start
 from .replace import replaces, worth
-from .softmax import chunk, columns_kind, programs, warps
+from .softmax import chunk, columns_kind, programs, streamed, warps
 from .tuning import Config, config, space
 
 IN_REGISTERS, IN_REGISTERS_BACKWARD = 16384, 8192
@@ -79,7 +79,8 @@ def _plan(op: str, x: torch.Tensor, cols: int, center: bool) -> Plan:
     tile = max(1, chosen["TILE"] // block)
     count = warps(tile * block, chosen["PER_THREAD"])
     constants |= {"VEC": 8 if cols % 16 == 8 else 1, "FULL": cols == block and rows % tile == 0, "ROWS": tile, "BLOCK": block,
-                  "CHUNK": chunk(block, size), "LATE": chosen["LATE"], "STAGES": chosen["STAGES"], "num_warps": count}  # fmt: skip
+                  "CHUNK": chunk(block, size), "LATE": chosen["LATE"], "STAGES": chosen["STAGES"], "STREAM": streamed(x),
+                  "num_warps": count}  # fmt: skip
     grid = (programs(cdiv(rows, tile), chosen["WARPS"], count, x.device),)
     return Plan(op, (block, size), _FORWARD, chosen, _forward, grid, (rows, cols), constants)
 

@@ -29,7 +29,9 @@ def _moments(n, mean, squares, n2, mean2, squares2):  # type: ignore[no-untyped-
 @jit
 def _forward_tile(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, tile, rows, width, eps, ACC: tl.constexpr,  # type: ignore[no-untyped-def]
                   FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, LATE: tl.constexpr,
-                  CENTER: tl.constexpr):  # fmt: skip
+                  CENTER: tl.constexpr, STREAM: tl.constexpr):  # fmt: skip
+    policy: tl.constexpr = "evict_first" if STREAM else ""
+    modifier: tl.constexpr = ".cs" if STREAM else ""
     start = tl.arange(0, BLOCK // CHUNK)[None, :] * CHUNK
     col = start[:, :, None] + tl.arange(0, CHUNK)[None, None, :]
     row = (tl.arange(0, ROWS).to(tl.int64) + tile * ROWS)[:, None, None]
@@ -40,7 +42,7 @@ def _forward_tile(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, 
     every = tl.broadcast_to(col, [ROWS, BLOCK // CHUNK, CHUNK])
     known = None if FULL else every < width
     count = BLOCK if FULL else width
-    x = tl.load(x_ptr + at, mask=inside).to(ACC) if FULL else tl.load(x_ptr + at, mask=inside, other=0.0).to(ACC)
+    x = tl.load(x_ptr + at, mask=inside, other=None if FULL else 0.0, eviction_policy=policy).to(ACC)
     if r_ptr is not None:
         r = tl.load(r_ptr + at, mask=inside).to(ACC) if FULL else tl.load(r_ptr + at, mask=inside, other=0.0).to(ACC)
         total = (x + r).to(s_ptr.dtype.element_ty)
@@ -74,7 +76,7 @@ def _forward_tile(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, 
         y *= w.to(ACC)
     if b_ptr is not None:
         y += b.to(ACC)
-    tl.store(y_ptr + at, y, mask=inside)
+    tl.store(y_ptr + at, y, mask=inside, cache_modifier=modifier)
     if mean_ptr is not None:
         tl.store(mean_ptr + line, mean, mask=None if FULL else line < rows)
     if rstd_ptr is not None:  # nobody needs it without a gradient
@@ -84,15 +86,15 @@ def _forward_tile(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, 
 @jit
 def _forward(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, rows, cols, eps, ACC: tl.constexpr, VEC: tl.constexpr,  # type: ignore[no-untyped-def]
              FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, LATE: tl.constexpr,
-             CENTER: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+             CENTER: tl.constexpr, STAGES: tl.constexpr, STREAM: tl.constexpr):  # fmt: skip
     width = cols // VEC * VEC  # no change; tells the compiler what divides the row, for wide loads
     if STAGES:
         for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
             _forward_tile(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, tile, rows, width, eps, ACC, FULL, ROWS, BLOCK,
-                          CHUNK, LATE, CENTER)  # fmt: skip
+                          CHUNK, LATE, CENTER, STREAM)  # fmt: skip
     else:
         _forward_tile(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, tl.program_id(0), rows, width, eps, ACC, FULL, ROWS,
-                      BLOCK, CHUNK, LATE, CENTER)  # fmt: skip
+                      BLOCK, CHUNK, LATE, CENTER, STREAM)  # fmt: skip
 
 
 @jit

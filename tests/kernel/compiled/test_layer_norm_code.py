@@ -23,7 +23,7 @@ def test_forward(dtype: str, block: int) -> None:
                  "cols": "i32", "eps": "fp32"}  # fmt: skip
     rows = max(1, chosen["TILE"] // block)
     constants = dict(r_ptr=None, s_ptr=None, ACC=tl.float32, VEC=1, FULL=block > 256, ROWS=rows, BLOCK=block, STAGES=chosen["STAGES"],
-                     CHUNK=4 if dtype == "*fp32" else 8, LATE=chosen["LATE"], CENTER=True)  # fmt: skip
+                     CHUNK=4 if dtype == "*fp32" else 8, LATE=chosen["LATE"], CENTER=True, STREAM=False)  # fmt: skip
     count = module.warps(rows * block, chosen["PER_THREAD"])
     code = compiled(module._forward, signature, constants, num_warps=count, aligned=tuple(signature)[:-1])
     assert code.spills == 0 and code.registers <= 64

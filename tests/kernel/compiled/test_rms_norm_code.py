@@ -23,11 +23,12 @@ def test_forward(dtype: str, residual: bool) -> None:
     signature = {**dict.fromkeys(tensors, dtype), "rstd_ptr": "*fp32", "rows": "i32", "cols": "i32", "eps": "fp32"}
     absent = dict.fromkeys(("b_ptr", "mean_ptr", *(() if residual else ("r_ptr", "s_ptr"))))
     constants = {**absent, "ACC": tl.float32, "VEC": 1, "FULL": True, "ROWS": 1, "BLOCK": 4096, "STAGES": chosen["STAGES"],
-                 "CHUNK": 4 if dtype == "*fp32" else 8, "LATE": chosen["LATE"], "CENTER": False}  # fmt: skip
+                 "CHUNK": 4 if dtype == "*fp32" else 8, "LATE": chosen["LATE"], "CENTER": False, "STREAM": not residual}  # fmt: skip
     count = shared.warps(4096, chosen["PER_THREAD"])
     code = compiled(shared._forward, signature, constants, num_warps=count, aligned=tuple(signature)[:-1])
     assert code.spills == 0
     assert code.count(WIDE_LOAD) > 0 and code.count(WIDE_STORE) > 0
+    assert (code.count(r"LDG\.E\.EF\.128") > 0) == (code.count(r"STG\.E\.EF\.128") > 0) == (not residual)  # hints of large tensors
 
 
 @pytest.mark.parametrize("dtype", ["*bf16", "*fp32"])

@@ -31,7 +31,9 @@ def build(kernel: Any, tensors: tuple[str, ...], dtype: str, block: int, **more:
 @pytest.mark.parametrize("dtype", ["*bf16", "*fp32"])
 @pytest.mark.parametrize("block", [64, 1024, 32768])
 def test_rows_in_registers(dtype: str, block: int) -> None:
-    forward = build(module._rows_forward, ("x_ptr", "y_ptr"), dtype, block, FULL=block > 64, CHUNK=4 if dtype == "*fp32" else 8)
+    chunk, stream = 4 if dtype == "*fp32" else 8, block == 1024
+    forward = build(module._rows_forward, ("x_ptr", "y_ptr"), dtype, block, FULL=block > 64, CHUNK=chunk, STREAM=stream)
+    assert (forward.count(r"LDG\.E\.EF\.128") > 0) == (forward.count(r"STG\.E\.EF\.128") > 0) == stream  # hints reach the machine
     backward = build(module._rows_backward, ("g_ptr", "y_ptr", "dx_ptr"), dtype, block, AGAIN=block > 16384)
     for code in (forward, backward):
         assert code.spills == 0
@@ -44,7 +46,7 @@ def test_rows_in_registers(dtype: str, block: int) -> None:
 def test_rows_of_eight_times_an_odd_number() -> None:
     """Triton alone knows only of multiples of 16; VEC tells it."""
     signature = {"x_ptr": "*bf16", "y_ptr": "*bf16", "rows": "i32", "cols": "i32"}
-    constants = dict(LOG=False, ACC=tl.float32, VEC=8, FULL=False, ROWS=1, BLOCK=1024, CHUNK=8, STAGES=0)
+    constants = dict(LOG=False, ACC=tl.float32, VEC=8, FULL=False, ROWS=1, BLOCK=1024, CHUNK=8, STAGES=0, STREAM=False)
     code = compiled(module._rows_forward, signature, constants, num_warps=1, aligned=("x_ptr", "y_ptr"))
     assert code.count(WIDE_LOAD) == code.count("LDG") > 0
 

@@ -136,7 +136,10 @@ def test_engines_get_them_in_their_layout(layout: dict[str, Any], faults: dict[s
     held = min(plan.rows, rows_padded(plan))
     shaped = read.reshape(-1, plan.arrays, plan.rows, plan.n).transpose(2, 3)
     wanted[:, :, : plan.n, :held] = shaped[..., :held]
-    assert torch.equal(made.levels.double(), wanted.to(made.levels.dtype).double())
+    levels = made.levels
+    if levels.dtype is torch.float8_e4m3fn:  # whole numbers are its subnormals: their bits count
+        levels = levels.view(torch.int8)
+    assert torch.equal(levels.double(), wanted.to(levels.dtype).double())
     assert made.step.shape == (plan.groups, plan.arrays, columns_padded(plan)) and not made.step[..., plan.n :].any()
     assert torch.equal(made.step[..., : plan.n], (cells.step * made.settings.unit).float())
 

@@ -54,6 +54,16 @@ def test_gradient(device: str, dtype: torch.dtype, shape: tuple[int, ...], ours:
 
 
 @pytest.mark.parametrize("ours,plain", PAIRS)
+def test_hints_of_large_tensors_change_nothing(device: str, ours: Any, plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STREAMED", 0)
+    x = torch.randn(5, 72, device=device)
+    module._plans.clear()
+    check(ours(x), plain(x, -1), plain(x.double(), -1))
+    assert any(plan.constants.get("STREAM") for plan in module._plans.values())
+    module._plans.clear()
+
+
+@pytest.mark.parametrize("ours,plain", PAIRS)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_long_rows(device: str, dtype: torch.dtype, ours: Any, plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if device == "cpu":  # the kernels for long rows, for rows the interpreter can afford

@@ -235,7 +235,6 @@ def pack_cells(  # type: ignore[no-untyped-def]
             held -= tl.load(at + plane, mask=inside, other=0).to(found.dtype)
         found += held * WORTHS[j]
     to = levels + (over.to(tl.int64) * n_padded + column[None, :]) * R + row[:, None]
-    found = found.to(tl.float32)  # whole numbers below 2^24; an int32 becomes an fp8 by its bits, not by its value
     tl.store(to, found.to(levels.dtype.element_ty), mask=(row < R)[:, None] & (column < n_padded)[None, :])
     if (part % PARTS == 0) & (tile % (R // BLOCK_R) == 0):
         across = (part // PARTS) * arrays + array

@@ -23,7 +23,9 @@ def settle_norms_(model: nn.Module, batches: Iterable[Tensor]) -> int:
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
         raise OptionError(
-            "a model without batch norms to settle", why="to_crossbar folds them into the weights", do="convert with to_crossbar(fold=False)"
+            "a model without batch norms to settle",
+            why="to_crossbar folds them into the weights",
+            do="convert with to_crossbar(fold=False)",
         )
     before = [(norm, norm.momentum, norm.training) for norm in norms]
     seen = 0
