@@ -5,7 +5,7 @@ python benchmarks/search_lut.py --device cuda --label h200         eager (launch
   --spaces nb201,darts,macro --nets 50 --calibration 24
 
 Blocks and networks are timed in interleaved rounds. Calibration networks, which fix how blocks add up, are others than the 50. FLOPs get
-the same chance: a line fitted on the calibration networks.
+the same chance: a line fitted on the calibration networks. The file is written after every row.
 """
 
 from __future__ import annotations
@@ -72,9 +72,12 @@ def main() -> None:
     options.passes = options.passes or (2 if options.device == "cuda" else 5)
     print(HEAD, flush=True)
     modes = ("eager", "graph") if options.device == "cuda" else ("eager",)
-    rows = [row(space, options.device, mode, options) for space in options.spaces.split(",") for mode in modes]
-    machine = {"device": machine_name(options.device)}
-    print(write_results("search", "lut", options.label or options.device, machine, rows, options.out))
+    rows, machine = [], {"device": machine_name(options.device)}
+    for space in options.spaces.split(","):
+        for mode in modes:
+            rows.append(row(space, options.device, mode, options))
+            path = write_results("search", "lut", options.label or options.device, machine, rows, options.out)
+    print(path)
 
 
 if __name__ == "__main__":
