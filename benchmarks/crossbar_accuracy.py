@@ -20,6 +20,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,12 +52,13 @@ def main() -> None:
     data = load_data("cifar10")
     label = machine_name(options.device).lower().removeprefix("nvidia ") if options.device.startswith("cuda") else "cpu"
     folder = options.out or RESULTS
-    rows = []
-    for name in options.model:
-        rows.append(study(name, data, options))
-    kept = earlier(folder / f"crossbar-accuracy-{label}.json", rows)
     machine = {"device": machine_name(options.device), "cpu": machine_name("cpu"), "cpu_threads": torch.get_num_threads()}
-    print(write_results("crossbar", "accuracy", label, machine, kept + rows, folder))
+    kept = earlier(folder / f"crossbar-accuracy-{label}.json", options.model)
+    for name in options.model:
+        for row in study(name, data, options):  # after every stage: a run that is cut keeps what it has
+            path = write_results("crossbar", "accuracy", label, machine, [*kept, row], folder)
+        kept.append(row)
+    print(path)
 
 
 def parse() -> argparse.Namespace:
@@ -89,8 +91,8 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def study(name: str, data: Data, options: argparse.Namespace) -> dict[str, Any]:
-    """One row: digital, perfect arrays, imperfect chips, and the same chips after training."""
+def study(name: str, data: Data, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """One row, as it grows: digital, perfect arrays, imperfect chips, and the same chips after training."""
     perfect = without_noise(load_crossbar(options.chip))
     faults = {"write_sigma": options.write_sigma, "stuck_high": options.stuck_high, "stuck_low": options.stuck_low}
     imperfect = changed_chip(perfect, faults, "the benchmark")
@@ -108,22 +110,27 @@ def study(name: str, data: Data, options: argparse.Namespace) -> dict[str, Any]:
     analog = converted(model, imperfect, data, options)
     row["before"] = on_chips(analog, data, options)
     report(name, f"{options.chips} chips", row["before"])
+    yield row
     if options.settle_norms:
         row["settled"] = on_chips(analog, data, options, settle=True)
         row["share_won_back_settled"] = won_back(row, "before", "settled")
         report(name, f"{options.chips} chips, norms settled", row["settled"])
+        yield row
     if options.epochs:
-        row |= tuned(analog, data, options)
+        row["training"] = tuned(analog, data, options)
+        row["trained"] = on_chips(analog, data, options)
         row["share_won_back_by_training"] = won_back(row, "before", "trained")
         report(name, f"{options.chips} chips, fine-tuned", row["trained"])
+        yield row
         if options.settle_norms:
+            row["after"] = on_chips(analog, data, options, settle=True)
             row["share_won_back"] = won_back(row, "before", "after")
             row["share_of_settled_won_back"] = won_back(row, "settled", "after")
             report(name, f"{options.chips} chips, fine-tuned, norms settled", row["after"])
     row |= {"wanted": WANTED, "reached": reached(row)}
     shares = {key: round(value, 3) for key, value in row.items() if key.startswith("share") and value is not None}
     print(f"{name}: {row['points_lost_perfect']:.2f} points lost on perfect arrays; {shares}", flush=True)
-    return row
+    yield row
 
 
 def converted(model: nn.Module, chip: CrossbarSpec, data: Data, options: argparse.Namespace) -> nn.Module:
@@ -149,7 +156,7 @@ def calibrated(analog: nn.Module, data: Data, options: argparse.Namespace) -> No
 
 
 def tuned(analog: nn.Module, data: Data, options: argparse.Namespace) -> dict[str, Any]:
-    """Trained in place, every pass on a chip that was never seen; then scored on the chips of before, its ADC ranges found anew."""
+    """Trained in place, every pass on a chip that was never seen, and its ADC ranges found anew; how."""
     part = data
     if options.train_images:
         part = replace(data, train=Split(data.train.inputs[: options.train_images], data.train.targets[: options.train_images]))
@@ -159,10 +166,9 @@ def tuned(analog: nn.Module, data: Data, options: argparse.Namespace) -> dict[st
     seconds = time.perf_counter() - start
     calibrated(analog, data, options)
     passes = max(product.passes for product in products(analog).values())
-    training = {"epochs": options.epochs, "optimiser": options.optimiser, "learning_rate": options.learning_rate, "clip": options.clip,
+    analog.eval()
+    return {"epochs": options.epochs, "optimiser": options.optimiser, "learning_rate": options.learning_rate, "clip": options.clip,
                 "average": options.average, "batch": options.train_batch, "train_s": seconds, "chips_trained_on": passes}  # fmt: skip
-    found = {"training": training, "trained": on_chips(analog.eval(), data, options)}
-    return found | ({"after": on_chips(analog, data, options, settle=True)} if options.settle_norms else {})
 
 
 def on_chips(analog: nn.Module, data: Data, options: argparse.Namespace, settle: bool = False) -> dict[str, Any]:
@@ -208,12 +214,11 @@ def reached(row: dict[str, Any]) -> bool:
     return row["points_lost_perfect"] <= WANTED["points_lost_perfect"] and (won is None or won >= WANTED["share_won_back_by_training"])
 
 
-def earlier(path: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def earlier(path: Path, models: list[str]) -> list[dict[str, Any]]:
     """Rows of an earlier command for other models."""
     if not path.is_file():
         return []
-    made = {row["model"] for row in rows}
-    return [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if row["model"] not in made]
+    return [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if row["model"] not in models]
 
 
 if __name__ == "__main__":

@@ -221,6 +221,15 @@ def test_cpu_and_accuracy_tables() -> None:
     assert line == f"| resnet20 | 10,000 | 91.73% | 91.50% | 0.23 | 2 x 10,000 | {said} | - | {said} | - | 62% |"
 
 
+def test_page_says_what_settling_and_training_win_back() -> None:
+    row = next(row for row in results("crossbar-accuracy-h200")["rows"] if row["model"] == "resnet20")
+    shares = [f"{100 * row[name]:.0f} %" for name in ("share_won_back_settled", "share_won_back", "share_won_back_by_training")]
+    lost = row["digital"]["accuracy"] - row["before"]["mean"]
+    assert row["share_won_back"] == pytest.approx((row["after"]["mean"] - row["before"]["mean"]) / lost)
+    said = f"Settling alone wins {shares[0]} of the loss back, both together {shares[1]}; training without settling {shares[2]}"
+    assert said in " ".join((ROOT / PAGE).read_text().split())
+
+
 def test_readme_states_what_was_measured() -> None:
     readme = (ROOT / "README.md").read_text()
     gpu = {row["case"]: row for row in results("crossbar-gpu-h200")["rows"]}
