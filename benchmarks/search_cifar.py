@@ -1,6 +1,6 @@
 """CIFAR-10 from scratch by one recipe file: a found network, and hand-made residual networks to hold it against.
 
-python benchmarks/search_cifar.py --model searched --space nb201 --set-space channels=32 --set-space cells=1 --trials 16 --seed 0
+python benchmarks/search_cifar.py --model searched --space residual --set-space channels=32 --trials 16 --channels 128 --seed 0
     searched: a search of its own first, on the training images less a fifth; --channels and --cells are of the network that is trained;
     found: the same for a genotype made before (--genotype winner/genotype.json --search-seconds 120)
 python benchmarks/search_cifar.py --model matched --genotype winner/genotype.json --seconds 300 --seed 0

@@ -47,7 +47,7 @@ def test_the_page_names_what_exists() -> None:
 
     for name in (*STRATEGIES, *BY_GRADIENT, *OBJECTIVES, *POLICIES, *ESTIMATORS, *recipe_names()):
         assert f"`{name}`" in PAGE, name
-    for name in ("nb201", "darts", "macro", "transformer"):
+    for name in ("nb201", "darts", "macro", "residual", "transformer"):
         assert f"| `{name}` |" in PAGE and name in space_names()
     one = CycleSettings()
     triggers = (one.round_steps, one.warm_rounds, one.search_rounds, one.optimise_rounds, one.warm_settled, one.optimise_settled)
@@ -68,5 +68,11 @@ def test_the_page_is_right_about_options_and_blocks() -> None:
     for command, rest in lines:
         known = {option for one in of[command].params for option in one.opts}
         assert set(re.findall(r"--[\w-]+", rest)) <= known, (command, rest)
-    for name, count in (("nb201", "25 blocks of"), ("darts", "51 of"), ("transformer", "50 of"), ("macro", "2,353 of")):
+    for name, count in (
+        ("nb201", "25 blocks of"),
+        ("darts", "51 of"),
+        ("transformer", "50 of"),
+        ("residual", "257 of"),
+        ("macro", "2,353 of"),
+    ):
         assert f"{count} `{name}`" in PAGE and len(load_space(name).all_blocks()) == int(count.split()[0].replace(",", ""))

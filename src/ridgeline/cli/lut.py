@@ -22,7 +22,7 @@ app = typer.Typer(help="Latency tables: what every block of a search space costs
 
 @app.command("build")
 def build(
-    space: Annotated[str, typer.Option("--space", help="darts, nb201, macro, transformer, or one you registered.")],
+    space: Annotated[str, typer.Option("--space", help="darts, nb201, macro, residual, transformer, or one you registered.")],
     out: Annotated[Path, typer.Option("--out", help="The table, JSON; beside it a journal while it is built, to resume from.")],
     on: Annotated[str, typer.Option("--on", help="cpu or cuda: measured here; any other target: estimated.")] = "cpu",
     settings: Annotated[list[str] | None, typer.Option("--set", help="A setting of the space, e.g. channels=16; repeatable.")] = None,

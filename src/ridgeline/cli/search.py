@@ -37,7 +37,7 @@ Limits = Annotated[list[str] | None, typer.Option("--limit", help="latency<=2ms,
 
 
 def search(
-    space: Annotated[str, typer.Option("--space", help="darts, nb201, macro, transformer, or one you registered.")] = "nb201",
+    space: Annotated[str, typer.Option("--space", help="darts, nb201, macro, residual, transformer, or one you registered.")] = "nb201",
     data: Annotated[str | None, typer.Option("--data", help="digits, cifar10 or a folder (default: digits, else cifar10).")] = None,
     on: Annotated[str, typer.Option("--on", help="Whose latency and energy: cpu, cuda, h200, eyeriss, rram-64, a .toml file.")] = "cpu",
     objectives: Annotated[

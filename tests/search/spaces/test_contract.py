@@ -22,6 +22,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "darts": {"channels": 4, "cells": 4, "image": 9},
     "nb201": {"channels": 4, "cells": 1, "image": 9},
     "macro": {"depths": (2, 9), "widths": ((4, 6), (6, 8), (8, 8)), "image": 11},
+    "residual": {"channels": 4, "widths": ((1, 1.5), (2, 3)), "blocks_each": (1, 2), "image": 9},
     "transformer": {"depths": (1, 3), "widths": (12, 24), "heads": (2, 3), "ratios": (1, 2.5), "image": 8},
 }
 SPACES = {name: load_space(name, **chosen) for name, chosen in SMALL.items()}
@@ -176,7 +177,8 @@ def test_points_of_the_wrong_size_are_refused(name: str) -> None:
         ("nb201", {"ops": ["skip", "conv1x1"]}),
         ("macro", {"widths": [[8], [8, 16]]}), ("macro", {"depths": [9, 3]}), ("macro", {"kernels": [4]}), ("macro", {"kinds": ["mb"]}),
         ("macro", {"attentions": []}), ("macro", {"widths": 3}), ("transformer", {"heads": [5]}), ("transformer", {"patch": 5}),
-        ("transformer", {"ratios": [float("nan")]}), ("transformer", {"depths": []}), ("dart", {}),
+        ("transformer", {"ratios": [float("nan")]}), ("transformer", {"depths": []}), ("residual", {"widths": [[1, 1]]}),
+        ("residual", {"widths": [2]}), ("residual", {"blocks_each": [0]}), ("residual", {"kinds": ["basc"]}), ("dart", {}),
     ],
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused(name: str, chosen: dict[str, Any]) -> None:

@@ -34,13 +34,13 @@ def test_cells_show_every_op_apart(name: str, seed: int) -> None:
     assert "<script" not in picture
 
 
-@pytest.mark.parametrize("name", ["macro", "transformer"])
+@pytest.mark.parametrize("name", ["macro", "residual", "transformer"])
 def test_layered_nets_have_a_bar_a_layer(name: str) -> None:
     space = load_space(name)
     genotype = space.genotype(space.random(np.random.default_rng(0)))
     picture = draw(genotype)
     bars = [box for box in ElementTree.fromstring(picture).iter(f"{SVG}rect") if box.get("class") == "bar"]
-    assert len(bars) == len(genotype["layers"])
+    assert len(bars) == len(genotype["stages" if name == "residual" else "layers"])
     if name == "macro":
         assert sum("stride 2" in (text.text or "") for text in texts(picture)) == sum(layer["stride"] == 2 for layer in genotype["layers"])
 

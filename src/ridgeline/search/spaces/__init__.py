@@ -1,4 +1,4 @@
-"""Spaces of architectures: DARTS cells, NAS-Bench-201 cells, mobile macro nets, transformers, and your own.
+"""Spaces of architectures: DARTS cells, NAS-Bench-201 cells, mobile macro nets, residual nets, transformers, and your own.
 
 load_space("darts", channels=16, cells=8) ──> Space ──random, mutated, crossed──> Point ──build──> nn.Module
                                                                      └──blocks──> what a latency table measures

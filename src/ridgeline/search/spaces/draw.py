@@ -27,6 +27,8 @@ def draw(genotype: dict[str, Any]) -> str:
     space, _ = point_of(genotype)
     if "cells" in genotype:
         return _cells(genotype["cells"], space.name)
+    if "stages" in genotype:
+        return _stages(genotype, space.name)
     return _layers(genotype, space.name)
 
 
@@ -84,15 +86,35 @@ def _arc(source: int, target: int, middle: int, lift: float, style: str) -> str:
 def _layers(genotype: dict[str, Any], space: str) -> str:
     layers: list[dict[str, Any]] = genotype["layers"]
     widths = [layer.get("channels", genotype.get("width", 1)) for layer in layers]
-    size, parts = genotype["settings"]["image"], [_text(MARGIN, MARGIN, f"{space}, {len(layers)} layers", "title", "start")]
-    for place, (layer, width) in enumerate(zip(layers, widths, strict=True)):
-        y = MARGIN + 20 + place * ROW
+    size, told = genotype["settings"]["image"], []
+    for layer, width in zip(layers, widths, strict=True):
         size = -(-size // layer.get("stride", 1))
+        told.append(_describe(layer, width, size))
+    return _bars(space, "layers", widths, told)
+
+
+def _stages(genotype: dict[str, Any], space: str) -> str:
+    """Bars of residual stages: as wide as their channels, in units of the stem's."""
+    stages: list[dict[str, str]] = genotype["stages"]
+    size, told = genotype["settings"]["image"], []
+    for place, stage in enumerate(stages):
+        size = -(-size // 2) if place else size
+        gate = "" if stage["attention"] == "none" else f", {stage['attention']}"
+        width = round(genotype["settings"]["channels"] * float(stage["width"]))
+        told.append(f"{stage['blocks']} x {stage['kind']}, {genotype['activation']}{gate} → {width} @ {size}x{size}")
+    return _bars(space, "stages", [float(stage["width"]) for stage in stages], told)
+
+
+def _bars(space: str, what: str, widths: list[float], told: list[str]) -> str:
+    """One below the other, each with what it is."""
+    parts = [_text(MARGIN, MARGIN, f"{space}, {len(told)} {what}", "title", "start")]
+    for place, (width, text) in enumerate(zip(widths, told, strict=True)):
+        y = MARGIN + 20 + place * ROW
         length = max(2.0, BAR_LONGEST * width / max(widths))
         parts.append(_text(BAR_LEFT - 8, y + 12, str(place), "side", "end"))
         parts.append(f'<rect class="bar" x="{BAR_LEFT}" y="{y}" width="{length:.1f}" height="{ROW - 6}" rx="2"/>')
-        parts.append(_text(BAR_LEFT + BAR_LONGEST + 12, y + 12, _describe(layer, width, size), "", "start"))
-    return _document("".join(parts), BAR_LEFT + BAR_LONGEST + 400, MARGIN + 30 + len(layers) * ROW, f"{space} network")
+        parts.append(_text(BAR_LEFT + BAR_LONGEST + 12, y + 12, text, "", "start"))
+    return _document("".join(parts), BAR_LEFT + BAR_LONGEST + 400, MARGIN + 30 + len(told) * ROW, f"{space} network")
 
 
 def _describe(layer: dict[str, Any], width: int, size: int) -> str:

@@ -140,6 +140,7 @@ def _builtin() -> dict[str, Factory]:
     from .cells201 import Cells201Space
     from .darts import DartsSpace
     from .macro import MacroSpace
+    from .residual import ResidualSpace
     from .transformer import TransformerSpace
 
-    return {"darts": DartsSpace, "nb201": Cells201Space, "macro": MacroSpace, "transformer": TransformerSpace}
+    return {"darts": DartsSpace, "nb201": Cells201Space, "macro": MacroSpace, "residual": ResidualSpace, "transformer": TransformerSpace}

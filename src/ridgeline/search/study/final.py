@@ -30,7 +30,7 @@ from .study import Study
 
 WEIGHTS = "weights.safetensors"
 MOST_GENOTYPE_BYTES = 1 << 20
-DRAWN = ("darts", "nb201", "macro", "transformer")
+DRAWN = ("darts", "nb201", "macro", "residual", "transformer")
 
 
 def ship(study: Study, front: Front, seed: int) -> Shipped:
