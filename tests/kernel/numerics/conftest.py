@@ -1,6 +1,6 @@
-"""Interpreted, a run takes half of the cases of each test and leaves bfloat16 alone; RIDGELINE_FULL=1 and a GPU take them all.
+"""Interpreted, a run takes a third of the cases of each test and leaves bfloat16 alone; RIDGELINE_FULL=1 and a GPU take them all.
 
-Triton's interpreter rounds bfloat16 in its own way, and a GPU certifies it. Of a test's other cases every second runs, the first among
+Triton's interpreter rounds bfloat16 in its own way, and a GPU certifies it. Of a test's other cases every third runs, the first among
 them, always the same ones; a test of few cases runs whole.
 """
 
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left: list[pytest.Item] = []
     for of_test in cases.values():
         wide = [item for item in of_test if not _is_bfloat16(item)]
-        kept = wide if len(wide) <= FEW else wide[::2]
+        kept = wide if len(wide) <= FEW else wide[::3]
         left += [item for item in of_test if item not in kept]
     config.hook.pytest_deselected(items=left)
     gone = {id(item) for item in left}
