@@ -112,7 +112,11 @@ def study(name: str, data: Data, options: argparse.Namespace) -> Iterator[dict[s
     report(name, f"{options.chips} chips", row["before"])
     yield row
     if options.settle_norms:
+        learned = {key: value.clone() for key, value in analog.named_buffers() if "running" in key}
         row["settled"] = on_chips(analog, data, options, settle=True)
+        for key, value in analog.named_buffers():  # training starts where it would have without settling
+            if key in learned:
+                value.copy_(learned[key])
         row["share_won_back_settled"] = won_back(row, "before", "settled")
         report(name, f"{options.chips} chips, norms settled", row["settled"])
         yield row

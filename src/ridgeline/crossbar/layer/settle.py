@@ -2,8 +2,7 @@
 
     model on a chip, in evaluation mode ──batches──> norms alone in training mode, plain mean over batches ──> their running statistics
 
-Show it images as the network saw them in training, shifted and mirrored: borders of zeros are part of what statistics were learned on. For
-ResNet-20 on CIFAR-10 plain images cost three points even without a chip.
+Show it images as the network saw them in training, shifted and mirrored: borders of zeros are part of what statistics were learned on.
 """
 
 from __future__ import annotations
