@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from common import RESULTS, write_results
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ridgeline.crossbar.layer.calibrate import calibrate_
 from ridgeline.crossbar.layer.convert import changed_chip, set_chip, to_crossbar
@@ -49,6 +50,8 @@ def main() -> None:
     options = parse()
     if options.settle_norms and not options.keep_norms:
         raise SystemExit("--settle-norms needs --keep-norms: folded norms have no statistics")
+    if options.still_norms and not options.keep_norms:
+        raise SystemExit("--still-norms needs --keep-norms: folded norms stand still anyway")
     data = load_data("cifar10")
     label = machine_name(options.device).lower().removeprefix("nvidia ") if options.device.startswith("cuda") else "cpu"
     folder = options.out or RESULTS
@@ -75,6 +78,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--clip", type=float, default=1.0, help="largest norm of the gradient: some chips answer nonsense at first")
     parser.add_argument("--keep-norms", action="store_true", help="batch norms stay digital layers instead of being folded")
     parser.add_argument("--settle-norms", action="store_true", help="with --keep-norms: their statistics are measured on each chip")
+    parser.add_argument("--still-norms", action="store_true", help="with --keep-norms: training leaves them as learned, as on a chip")
     parser.add_argument("--train-batch", type=int, default=128)
     parser.add_argument("--batch", type=int, default=250, help="of scoring")
     parser.add_argument("--chip", default="rram-64")
@@ -164,15 +168,18 @@ def tuned(analog: nn.Module, data: Data, options: argparse.Namespace) -> dict[st
     part = data
     if options.train_images:
         part = replace(data, train=Split(data.train.inputs[: options.train_images], data.train.targets[: options.train_images]))
+    still = tuple(name for name, module in analog.named_modules() if isinstance(module, _BatchNorm)) if options.still_norms else ()
     start = time.perf_counter()
     fit(analog, part, epochs=options.epochs, batch=options.train_batch, optimiser=options.optimiser, learning_rate=options.learning_rate,
-        weight_decay=1e-4, clip=options.clip, average=options.average, seed=options.seed, report=print, progress=False)  # fmt: skip
+        weight_decay=1e-4, clip=options.clip, average=options.average, freeze=still, seed=options.seed,
+        report=print, progress=False)  # fmt: skip
     seconds = time.perf_counter() - start
     calibrated(analog, data, options)
     passes = max(product.passes for product in products(analog).values())
     analog.eval()
     return {"epochs": options.epochs, "optimiser": options.optimiser, "learning_rate": options.learning_rate, "clip": options.clip,
-                "average": options.average, "batch": options.train_batch, "train_s": seconds, "chips_trained_on": passes}  # fmt: skip
+                "average": options.average,
+                "norms_still": options.still_norms, "batch": options.train_batch, "train_s": seconds, "chips_trained_on": passes}  # fmt: skip
 
 
 def on_chips(analog: nn.Module, data: Data, options: argparse.Namespace, settle: bool = False) -> dict[str, Any]:
