@@ -8,6 +8,7 @@ python benchmarks/crossbar_accuracy.py --model resnet20                       al
 python benchmarks/crossbar_accuracy.py --images 500 --chips 2 --epochs 0      a quick look, without training
 python benchmarks/crossbar_accuracy.py --chip-images 2000 --epochs 0          perfect arrays on all images, each chip on fewer
 
+With --bound-weights 2.5 weights are clamped to that many standard deviations in training, so that cells err by less.
 With --keep-norms --settle-norms batch norms stay digital and their statistics are also measured on each chip, before training and after
 it: what training brings alone, what settling brings alone, and both are figures of their own, each the share of the loss won back.
 Chip: rram-64 with its sigmas and rates set to 0, then write_sigma, stuck_high and stuck_low as given. Chips that are scored are never
@@ -30,6 +31,7 @@ from common import RESULTS, write_results
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ridgeline.crossbar.layer.bound import BoundWeights
 from ridgeline.crossbar.layer.calibrate import calibrate_
 from ridgeline.crossbar.layer.convert import changed_chip, set_chip, to_crossbar
 from ridgeline.crossbar.layer.layers import products
@@ -79,6 +81,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--keep-norms", action="store_true", help="batch norms stay digital layers instead of being folded")
     parser.add_argument("--settle-norms", action="store_true", help="with --keep-norms: their statistics are measured on each chip")
     parser.add_argument("--still-norms", action="store_true", help="with --keep-norms: training leaves them as learned, as on a chip")
+    parser.add_argument("--bound-weights", type=float, default=None, help="standard deviations weights are clamped to in training")
     parser.add_argument("--train-batch", type=int, default=128)
     parser.add_argument("--batch", type=int, default=250, help="of scoring")
     parser.add_argument("--chip", default="rram-64")
@@ -164,22 +167,28 @@ def calibrated(analog: nn.Module, data: Data, options: argparse.Namespace) -> No
 
 
 def tuned(analog: nn.Module, data: Data, options: argparse.Namespace) -> dict[str, Any]:
-    """Trained in place, every pass on a chip that was never seen, and its ADC ranges found anew; how."""
+    """Trained in place, every pass on a chip that was never seen; how. ADC ranges are found anew after it, or after bounding, before it."""
     part = data
     if options.train_images:
         part = replace(data, train=Split(data.train.inputs[: options.train_images], data.train.targets[: options.train_images]))
     still = tuple(name for name, module in analog.named_modules() if isinstance(module, _BatchNorm)) if options.still_norms else ()
     start = time.perf_counter()
+    bound = BoundWeights(options.bound_weights) if options.bound_weights else None
+    if bound is not None:  # arrays are scaled by smaller weights now: their columns sum to more
+        bound(analog, 0)
+        calibrated(analog, data, options)
     fit(analog, part, epochs=options.epochs, batch=options.train_batch, optimiser=options.optimiser, learning_rate=options.learning_rate,
-        weight_decay=1e-4, clip=options.clip, average=options.average, freeze=still, seed=options.seed,
+        weight_decay=1e-4, clip=options.clip, average=options.average, freeze=still, seed=options.seed, after_step=bound,
         report=print, progress=False)  # fmt: skip
     seconds = time.perf_counter() - start
-    calibrated(analog, data, options)
+    if bound is None:  # bounded weights were trained with the ranges they have
+        calibrated(analog, data, options)
     passes = max(product.passes for product in products(analog).values())
     analog.eval()
     return {"epochs": options.epochs, "optimiser": options.optimiser, "learning_rate": options.learning_rate, "clip": options.clip,
                 "average": options.average,
-                "norms_still": options.still_norms, "batch": options.train_batch, "train_s": seconds, "chips_trained_on": passes}  # fmt: skip
+                "norms_still": options.still_norms, "weights_bound_to_sigmas": options.bound_weights, "batch": options.train_batch,
+                "train_s": seconds, "chips_trained_on": passes}  # fmt: skip
 
 
 def on_chips(analog: nn.Module, data: Data, options: argparse.Namespace, settle: bool = False) -> dict[str, Any]:
