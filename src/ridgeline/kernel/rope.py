@@ -24,7 +24,6 @@ from .case import Anchor, Case, Inputs, benchmark
 from .jit import cdiv, jit, next_power_of_2, tl
 from .library import operator, without_gradient
 from .plan import PLANS, Plan, planned, start
-from .softmax import streamed
 from .tuning import bucketed, config, space
 
 _plans: dict[Any, Plan] = {}
@@ -33,20 +32,14 @@ _plain_layouts: set[Any] = set()
 
 
 @jit
-def _loaded(x_ptr, offset, mask, WIDE: tl.constexpr, STREAM: tl.constexpr):  # type: ignore[no-untyped-def]
-    return tl.load(x_ptr + offset, mask=mask, other=0.0, eviction_policy="evict_first" if STREAM else "").to(WIDE)
-
-
-@jit
-def _stored(out_ptr, offset, y1, y2, mask, HALF: tl.constexpr, STREAM: tl.constexpr):  # type: ignore[no-untyped-def]
-    tl.store(out_ptr + offset, y1, mask=mask, cache_modifier=".cs" if STREAM else "")
-    tl.store(out_ptr + offset + HALF, y2, mask=mask, cache_modifier=".cs" if STREAM else "")
+def _loaded(x_ptr, offset, mask, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.load(x_ptr + offset, mask=mask, other=0.0).to(WIDE)
 
 
 @jit
 def _tile(x_ptr, cos_ptr, sin_ptr, tokens, b, t, first, cos_b, cos_t, sin_b, sin_t, x_b, x_t, x_h, out_b, out_t, out_h,  # type: ignore[no-untyped-def]
           HEADS: tl.constexpr, HALF: tl.constexpr, SIGNED: tl.constexpr, TRANSPOSED: tl.constexpr, WIDE: tl.constexpr,
-          BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, STREAM: tl.constexpr):  # fmt: skip
+          BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """Both halves of some heads turned, where they go, and which are there. Strides of None: sin's are cos's, the output's x's."""
     heads = first + tl.arange(0, BLOCK_H)[None, :, None]
     d = tl.arange(0, BLOCK_D)[None, None, :]
@@ -63,12 +56,12 @@ def _tile(x_ptr, cos_ptr, sin_ptr, tokens, b, t, first, cos_b, cos_t, sin_b, sin
     sin_from = cos_from
     if sin_b is not None:
         sin_from = tl.broadcast_to(b * sin_b + t * sin_t + d, [BLOCK_T, BLOCK_H, BLOCK_D])
-    x1 = _loaded(x_ptr, here, mask, WIDE, STREAM)
-    x2 = _loaded(x_ptr, here + HALF, mask, WIDE, STREAM)
-    c1 = _loaded(cos_ptr, cos_from, mask, WIDE, False)
-    c2 = _loaded(cos_ptr, cos_from + HALF, mask, WIDE, False)
-    s1 = _loaded(sin_ptr, sin_from, mask, WIDE, False)
-    s2 = _loaded(sin_ptr, sin_from + HALF, mask, WIDE, False)
+    x1 = _loaded(x_ptr, here, mask, WIDE)
+    x2 = _loaded(x_ptr, here + HALF, mask, WIDE)
+    c1 = _loaded(cos_ptr, cos_from, mask, WIDE)
+    c2 = _loaded(cos_ptr, cos_from + HALF, mask, WIDE)
+    s1 = _loaded(sin_ptr, sin_from, mask, WIDE)
+    s2 = _loaded(sin_ptr, sin_from + HALF, mask, WIDE)
     if not SIGNED:
         s1 = -s1
     if TRANSPOSED:
@@ -79,10 +72,11 @@ def _tile(x_ptr, cos_ptr, sin_ptr, tokens, b, t, first, cos_b, cos_t, sin_b, sin
 @jit
 def _turn(x_ptr, out_ptr, cos_ptr, sin_ptr, tokens, b, t, first, cos_b, cos_t, sin_b, sin_t, x_b, x_t, x_h, out_b, out_t, out_h,  # type: ignore[no-untyped-def]
           HEADS: tl.constexpr, HALF: tl.constexpr, SIGNED: tl.constexpr, TRANSPOSED: tl.constexpr, WIDE: tl.constexpr,
-          BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr, STREAM: tl.constexpr):  # fmt: skip
+          BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     y1, y2, there, mask = _tile(x_ptr, cos_ptr, sin_ptr, tokens, b, t, first, cos_b, cos_t, sin_b, sin_t, x_b, x_t, x_h, out_b, out_t,
-                                out_h, HEADS, HALF, SIGNED, TRANSPOSED, WIDE, BLOCK_T, BLOCK_H, BLOCK_D, STREAM)  # fmt: skip
-    _stored(out_ptr, there, y1, y2, mask, HALF, STREAM)
+                                out_h, HEADS, HALF, SIGNED, TRANSPOSED, WIDE, BLOCK_T, BLOCK_H, BLOCK_D)  # fmt: skip
+    tl.store(out_ptr + there, y1, mask=mask)
+    tl.store(out_ptr + there + HALF, y2, mask=mask)
 
 
 @jit
@@ -90,7 +84,7 @@ def rope_kernel(query_ptr, key_ptr, cos_ptr, sin_ptr, query_out_ptr, key_out_ptr
                 cos_b, cos_t, sin_b, sin_t, q_b, q_t, q_h, k_b, k_t, k_h, qo_b, qo_t, qo_h, ko_b, ko_t, ko_h,
                 HQ: tl.constexpr, HK: tl.constexpr, HALF: tl.constexpr, SIGNED: tl.constexpr, TRANSPOSED: tl.constexpr,
                 WIDE: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_Q: tl.constexpr,
-                BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, STREAM: tl.constexpr):  # fmt: skip
+                BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     part = tl.program_id(0) % PARTS
     groups = tl.cdiv(tokens, BLOCK_T)
     b = (tl.program_id(0) // PARTS // groups).to(tl.int64)
@@ -98,18 +92,19 @@ def rope_kernel(query_ptr, key_ptr, cos_ptr, sin_ptr, query_out_ptr, key_out_ptr
     if SPLIT > 0:
         if part < SPLIT:
             _turn(key_ptr, key_out_ptr, cos_ptr, sin_ptr, tokens, b, t, part * BLOCK_K, cos_b, cos_t, sin_b, sin_t, k_b, k_t, k_h, ko_b,
-                  ko_t, ko_h, HK, HALF, SIGNED, TRANSPOSED, WIDE, BLOCK_T, BLOCK_K, BLOCK_D, STREAM)  # fmt: skip
+                  ko_t, ko_h, HK, HALF, SIGNED, TRANSPOSED, WIDE, BLOCK_T, BLOCK_K, BLOCK_D)  # fmt: skip
         else:
             _turn(query_ptr, query_out_ptr, cos_ptr, sin_ptr, tokens, b, t, (part - SPLIT) * BLOCK_Q, cos_b, cos_t, sin_b, sin_t, q_b, q_t,
-                  q_h, qo_b, qo_t, qo_h, HQ, HALF, SIGNED, TRANSPOSED, WIDE, BLOCK_T, BLOCK_Q, BLOCK_D, STREAM)  # fmt: skip
+                  q_h, qo_b, qo_t, qo_h, HQ, HALF, SIGNED, TRANSPOSED, WIDE, BLOCK_T, BLOCK_Q, BLOCK_D)  # fmt: skip
     else:
         # every load before the first store: the compiler must assume that a store changes what is loaded after it
         q1, q2, q_to, q_mask = _tile(query_ptr, cos_ptr, sin_ptr, tokens, b, t, part * BLOCK_Q, cos_b, cos_t, sin_b, sin_t, q_b, q_t, q_h,
-                                     qo_b, qo_t, qo_h, HQ, HALF, SIGNED, TRANSPOSED, WIDE, BLOCK_T, BLOCK_Q, BLOCK_D, STREAM)  # fmt: skip
+                                     qo_b, qo_t, qo_h, HQ, HALF, SIGNED, TRANSPOSED, WIDE, BLOCK_T, BLOCK_Q, BLOCK_D)  # fmt: skip
         if HK > 0:
             _turn(key_ptr, key_out_ptr, cos_ptr, sin_ptr, tokens, b, t, part * BLOCK_K, cos_b, cos_t, sin_b, sin_t, k_b, k_t, k_h, ko_b,
-                  ko_t, ko_h, HK, HALF, SIGNED, TRANSPOSED, WIDE, BLOCK_T, BLOCK_K, BLOCK_D, STREAM)  # fmt: skip
-        _stored(query_out_ptr, q_to, q1, q2, q_mask, HALF, STREAM)
+                  ko_t, ko_h, HK, HALF, SIGNED, TRANSPOSED, WIDE, BLOCK_T, BLOCK_K, BLOCK_D)  # fmt: skip
+        tl.store(query_out_ptr + q_to, q1, mask=q_mask)
+        tl.store(query_out_ptr + q_to + HALF, q2, mask=q_mask)
 
 
 # TOKENS: of a program; HEADS: the most heads of the query it takes. SPLIT: heads of the key have programs of their own, of the same
@@ -174,7 +169,7 @@ def _plan(query: Tensor, key: Tensor | None, cos: Tensor, sin: Tensor, outs: tup
         "HQ": heads, "HK": key_heads, "HALF": dim // 2, "SIGNED": signed, "TRANSPOSED": transposed,
         "WIDE": tl.float64 if query.dtype is torch.float64 else tl.float32, "PARTS": parts + split, "SPLIT": split,
         "BLOCK_T": chosen["TOKENS"], "BLOCK_Q": block_q, "BLOCK_K": block_k, "BLOCK_D": next_power_of_2(dim // 2),
-        "STREAM": streamed(query), "num_warps": chosen["num_warps"],
+        "num_warps": chosen["num_warps"],
     }  # fmt: skip
     grid = (query.shape[0] * cdiv(tokens, chosen["TOKENS"]) * (parts + split) if dim else 0,)
     return Plan("rope", bucket, usual, chosen, rope_kernel, grid, sizes, constants)
