@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, write_results
+from common import RESULTS, command, write_results
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -108,7 +108,10 @@ def study(name: str, data: Data, options: argparse.Namespace) -> Iterator[dict[s
                            "adc_levels": list(perfect.adc_levels), "percentile": options.percentile, "seed": options.seed,
                            "norms_folded": not options.keep_norms, "norms_settled": options.settle_norms,
                            **faults}  # fmt: skip
+    row["command"] = command()
     row["digital"] = score(model, data, options)
+    if options.chip_images:  # what is lost is lost on the images that chips are shown
+        row["digital_on_chip_images"] = score(model, data, options, options.chip_images)
     ideal = converted(model, perfect, data, options)
     row["perfect"] = score(ideal, data, options)
     row["points_lost_perfect"] = 100 * (row["digital"]["accuracy"] - row["perfect"]["accuracy"])
@@ -225,7 +228,7 @@ def report(name: str, what: str, row: dict[str, Any]) -> None:
 
 def won_back(row: dict[str, Any], before: str, after: str) -> float | None:
     """Share of the points lost against digital."""
-    lost = row["digital"]["accuracy"] - row[before]["mean"]
+    lost = row.get("digital_on_chip_images", row["digital"])["accuracy"] - row[before]["mean"]
     return (row[after]["mean"] - row[before]["mean"]) / lost if lost > 0 else None
 
 

@@ -129,3 +129,11 @@ def test_fit_trains_on_a_noisy_chip() -> None:
         accuracy = float((analog(inputs).argmax(1) == targets).float().mean())
     assert accuracy > 0.9 and history is not None
     assert all(product.passes == 48 for product in products(analog).values())
+
+
+def test_products_are_computed_as_before_once_training_is_over() -> None:
+    torch.manual_seed(0)
+    analog = to_crossbar(nn.Sequential(nn.Linear(6, 4)), chip(), engine="blocked")
+    fit(analog, (torch.randn(8, 6), torch.arange(8) % 4), epochs=1, batch=4, progress=False)
+    assert torch.get_float32_matmul_precision() == "highest"  # raises where the GPU's and the CPU's settings do not belong together
+    analog.eval()(torch.randn(2, 6))

@@ -88,6 +88,15 @@ def test_resumes(tmp_path: Path) -> None:
         torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-4)  # atomic sums of cuDNN's backward differ in their last bits
 
 
+def test_tf32_is_as_asked_for_inside_and_as_before_afterwards() -> None:
+    inside: list[bool] = []
+    before = torch.get_float32_matmul_precision()
+    for wanted in (True, False):
+        fit(net(), problem(), steps=1, batch=64, device="cuda", progress=False, tf32=wanted,
+            after_step=lambda model, step: inside.append(torch.backends.cuda.matmul.allow_tf32))  # fmt: skip
+    assert inside == [True, False] and torch.get_float32_matmul_precision() == before
+
+
 def test_compiled_graphs_train_the_same() -> None:
     def without_dropout(**options: Any) -> tuple[nn.Module, History]:
         model = net()

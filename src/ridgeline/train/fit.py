@@ -231,16 +231,21 @@ def _feed(loop: Loop, start: int) -> Generator[Batch, None, None]:
 def _surroundings(model: nn.Module, settings: TrainSettings, device: torch.device) -> Iterator[None]:
     """Training mode and torch's settings for the run; as before afterwards."""
     modes = [(module, module.training) for module in model.modules()]
-    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = (matmul.allow_tf32, convolution.allow_tf32, convolution.benchmark)
+    convolution, on_gpu = torch.backends.cudnn, device.type == "cuda"
+    before = (convolution.allow_tf32, convolution.benchmark)
+    products = torch.get_float32_matmul_precision() if on_gpu else ""  # of the GPU and the CPU alike: one of them alone must not be set
     backend = getattr(SDPBackend, _ATTENTION[settings.attention]) if settings.attention != "auto" else None
     try:
-        matmul.allow_tf32 = convolution.allow_tf32 = settings.tf32
+        if on_gpu:
+            torch.set_float32_matmul_precision("high" if settings.tf32 else "highest")
+        convolution.allow_tf32 = settings.tf32
         convolution.benchmark = settings.choose_kernels or convolution.benchmark
         model.train()
         with torch.random.fork_rng([device] if device.type == "cuda" else []), sdpa_kernel(backend) if backend else nullcontext():
             yield
     finally:
-        matmul.allow_tf32, convolution.allow_tf32, convolution.benchmark = before
+        if on_gpu:
+            torch.set_float32_matmul_precision(products)
+        convolution.allow_tf32, convolution.benchmark = before
         for module, mode in modes:
             module.training = mode
