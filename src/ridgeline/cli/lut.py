@@ -99,6 +99,10 @@ def _plain(value: str) -> Any:
     return tuple(parts) if len(parts) > 1 else parts[0]
 
 
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
 def _show(table: LatencyTable, errors: Errors | None, as_json: bool) -> None:
     if as_json:
         about = table.model_dump(mode="json", by_alias=True, exclude={"entries"})
@@ -113,5 +117,6 @@ def _show(table: LatencyTable, errors: Errors | None, as_json: bool) -> None:
             f"  {'':<7}{'mean error':>11}{'90th':>8}{'worst':>8}{'Spearman':>10}",
             f"  {'table':<7}{errors.mean:>11.1%}{errors.p90:>8.1%}{errors.worst:>8.1%}{errors.spearman:>10.3f}",
             f"  {'FLOPs':<7}{errors.flops_mean:>11.1%}{'':>8}{errors.flops_worst:>8.1%}{errors.flops_spearman:>10.3f}",
+            *(f"  off most: {_ms(one.predicted_s)} instead of {_ms(one.measured_s)} for {one.point}" for one in errors.missed_most[:1]),
         ]
     sys.stdout.write("\n".join(lines) + "\n")

@@ -104,6 +104,8 @@ def test_blocks_that_add_up_are_predicted_and_those_that_do_not_are_told(monkeyp
     assert table.errors is not None and table.errors.nets == 3
     assert table.errors.mean == pytest.approx(1 - 1 / wrong, abs=1e-6) and table.errors.worst == pytest.approx(1 - 1 / wrong, abs=1e-6)
     assert table.errors.spearman == pytest.approx(1) and table.errors.flops_mean > 0.01
+    assert len(table.errors.missed_most) == 3
+    assert abs(table.errors.missed_most[0].predicted_s / table.errors.missed_most[0].measured_s - 1) == pytest.approx(table.errors.worst)
 
 
 def test_a_build_cut_off_goes_on_and_ends_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def _assembled(
         **fixed, target=conditions.device, method="measured", mode=conditions.mode, batch=conditions.batch, dtype=conditions.dtype,
         threads=0 if conditions.on_cuda else conditions.threads, overhead_s=overhead_s, entries=entries,
         correction=Correction(nets=plan.calibration, per_block_s=per_block_s, alone=alone, cold=cold),
-        errors=errors_of(predicted[unseen], by_flops[unseen], seconds[unseen]),
+        errors=errors_of(predicted[unseen], by_flops[unseen], seconds[unseen], points[unseen]),
     )  # fmt: skip
 
 

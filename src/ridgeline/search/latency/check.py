@@ -48,4 +48,4 @@ def check_table(
     seconds = np.array([times[str(place)][0] for place in range(nets)])
     lines = np.array([[1.0, float(table.flops(found, point))] for point in points])
     predicted = np.array([table.predict(found, point) for point in points])
-    return errors_of(predicted, lines @ fit_nonnegative(lines, seconds), seconds)
+    return errors_of(predicted, lines @ fit_nonnegative(lines, seconds), seconds, points)

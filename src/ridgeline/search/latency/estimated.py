@@ -82,4 +82,4 @@ def estimated_errors(table: LatencyTable, space: Space, total: TotalOf, nets: in
     if not (seconds > 0).all():
         raise OptionError(f"networks that take no time on {table.target}", why="the estimate of one is 0 s", do="choose another target")
     predicted = np.array([table.predict(space, point) for point in points])
-    return errors_of(predicted, lines @ fit_nonnegative(lines, seconds), seconds)
+    return errors_of(predicted, lines @ fit_nonnegative(lines, seconds), seconds, points)

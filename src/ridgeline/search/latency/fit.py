@@ -9,14 +9,17 @@ as much as large ones. With four terms every active set is tried: the exact non-
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .table import Errors
+from .table import Errors, Missed
 
 Values = NDArray[np.float64]
+NAMED, NAME_LENGTH = 3, 500
 
 
 def fit_nonnegative(features: Values, seconds: Values) -> Values:
@@ -49,11 +52,15 @@ def _ranks(values: Values) -> Values:
     return mean
 
 
-def errors_of(predicted: Values, by_flops: Values, measured: Values) -> Errors:
+def errors_of(predicted: Values, by_flops: Values, measured: Values, points: Sequence[Any]) -> Errors:
     """What both predictions miss on networks the fit has not seen."""
     off, flops_off = np.abs(predicted / measured - 1), np.abs(by_flops / measured - 1)
     return Errors(
         nets=len(measured), mean=float(off.mean()), p90=float(np.quantile(off, 0.9)), worst=float(off.max()),
         spearman=spearman(predicted, measured), flops_mean=float(flops_off.mean()), flops_worst=float(flops_off.max()),
         flops_spearman=spearman(by_flops, measured),
+        missed_most=tuple(
+            Missed(point=str(points[at])[:NAME_LENGTH], predicted_s=float(predicted[at]), measured_s=float(measured[at]))
+            for at in np.argsort(-off)[:NAMED]
+        ),
     )  # fmt: skip

@@ -51,6 +51,14 @@ class Entry(_Record):
     cold_s: Seconds | None = None
 
 
+class Missed(_Record):
+    """A network and what a table says of it."""
+
+    point: Name
+    predicted_s: Seconds
+    measured_s: Seconds
+
+
 class Errors(_Record):
     """|predicted / measured - 1| over whole networks, and the order of the two; beside it the same for FLOPs, scaled by a line."""
 
@@ -62,6 +70,8 @@ class Errors(_Record):
     flops_mean: Seconds
     flops_worst: Seconds
     flops_spearman: float
+    missed_most: tuple[Missed, ...] = ()
+    """The networks that are furthest off, worst first."""
 
 
 class Correction(_Record):
