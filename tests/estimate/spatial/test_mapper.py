@@ -4,9 +4,9 @@
     Tilings.solve ──> the same, to rounding; with two private memories for O, or one that streams inputs, at least a true bound
 
 Holds and is tested: the best energy never rises with capacity or with cheaper accesses, the bound on cycles never rises with
-bandwidth, `any` needs no more energy than any dataflow. Not so: the cycles the search finds (latency, edp) are heuristic. They may
-be higher on a better array, and on an array of a few PEs the search for latency may end behind that for energy; what is certain is
-that a mapping once found is no slower on the better array, and that the bound stays below.
+bandwidth, `any` needs no more energy than any dataflow. Small spaces are looked at whole (test_exhaustive.py). In larger ones the
+cycles the search finds (latency, edp) are heuristic: they may be higher on a better array, and on an array of a few PEs the search for
+latency may end behind that for energy; what is certain is that a mapping once found is no slower there, and that the bound stays below.
 """
 
 from __future__ import annotations

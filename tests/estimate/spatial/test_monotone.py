@@ -2,9 +2,9 @@
 
     for every mapping    its energy, cycles and energy-delay product never rise: a better array has all the mappings of a lesser one,
                          none of them dearer, so that the best of all mappings can only get better
-    for the search       holds for energy without leakage, which is solved exactly, and wherever the answer is known to be optimal; the
-                         bound on a better array is never above what a lesser one reached
-    not for the search   for time, energy-delay and leakage it takes the best of a few mappings, others on a better array: KNOWN lists such
+    for the search       holds for energy without leakage, which is solved exactly, and wherever the answer is known to be optimal: of
+                         problems of a few loops every mapping is looked at, so it holds for all of them, whatever the objective
+    not proven           time, energy-delay and leakage of layers with too many mappings to look at: only the bound is certain there
 
 Rooms are set so tight that second copies fit or just do not; factors are 1.25, 2, 3 and one word. RIDGELINE_FULL=1: 4,000 mappings.
 """
@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.estimate.spatial import latency
+from ridgeline.estimate.spatial import latency, mapper
 from ridgeline.estimate.spatial.cost import evaluate
 from ridgeline.estimate.spatial.layer import Layer
 from ridgeline.estimate.spatial.mapper import OBJECTIVES, map_layer
@@ -132,23 +132,14 @@ def searched(count: int) -> Iterator[tuple[Random, Layer, SpatialArraySpec]]:
         yield random, problem.layer, problem.array
 
 
-def test_best_energy_never_rises() -> None:
-    for random, layer, array in searched(full_or_tenth(80)):
-        if sum(set(array.memories[name].shared_over) < set(array.axes) for name in array.ladder("O")) > 1:
-            continue  # sums between two private memories: a bound, no more
-        before = map_layer(layer, array, "any", "energy").cost.energy_pj
-        for what, better in better_arrays(array, random):
-            assert map_layer(layer, better, "any", "energy").cost.energy_pj <= before * (1 + EXACT), what
-
-
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_bounds_and_optimal_answers_never_rise(objective: str) -> None:
-    for random, layer, array in searched(full_or_tenth(20)):
+def test_best_cost_never_rises(objective: str) -> None:
+    for random, layer, array in searched(full_or_tenth(100)):
         before = map_layer(layer, array, "any", objective).cost.objective(objective)
         for what, better in better_arrays(array, random):
             after = map_layer(layer, better, "any", objective)
             assert after.lower_bound <= before * (1 + EXACT), what
-            assert not after.optimal or after.cost.objective(objective) <= before * (1 + EXACT), what
+            assert after.cost.objective(objective) <= before * (1 + EXACT), what
 
 
 def two_loops() -> tuple[Layer, SpatialArraySpec, SpatialArraySpec]:
@@ -161,13 +152,17 @@ def four_loops() -> tuple[Layer, SpatialArraySpec, SpatialArraySpec]:
     return problem.layer, problem.array, with_more_room(problem.array, "far", 2.0)
 
 
-KNOWN = {"a wider port": two_loops, "a larger memory": four_loops}
+FOUND_BY_LOOKING_AT_ALL = {"a wider port": two_loops, "a larger memory": four_loops}
 
 
-@pytest.mark.xfail(strict=True, reason="the search for time takes the best of a few mappings, which are others on a better array")
-@pytest.mark.parametrize("which", KNOWN)
-def test_best_cycles_never_rise(which: str) -> None:
-    layer, array, better = KNOWN[which]()
-    before, after = (map_layer(layer, one, "any", "latency").cost for one in (array, better))
-    assert evaluate(layer, better, before.plan).cycles <= before.cycles  # the better array has this mapping too, and no dearer
-    assert after.cycles <= before.cycles
+@pytest.mark.parametrize("which", FOUND_BY_LOOKING_AT_ALL)
+@pytest.mark.parametrize("looking", [True, False])
+def test_cycles_that_rose_before_every_mapping_was_looked_at(which: str, looking: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, array, better = FOUND_BY_LOOKING_AT_ALL[which]()
+    mapper._search.cache_clear()
+    if not looking:
+        monkeypatch.setattr(mapper, "MOST_POINTS", 0)
+    before, after = (map_layer(layer, one, "any", "latency") for one in (array, better))
+    mapper._search.cache_clear()
+    assert evaluate(layer, better, before.cost.plan).cycles <= before.cost.cycles  # the better array has this mapping too, and no dearer
+    assert (after.cost.cycles <= before.cost.cycles) == looking and after.optimal == looking

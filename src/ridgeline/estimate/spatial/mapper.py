@@ -9,7 +9,8 @@ energy   solved exactly: the answer is optimal within the space (all unrollings 
 latency  each unrolling is solved for least outermost traffic and for short fills, with and without room for second copies; the
          bound is what compute and each port need at least
 edp      the same solutions and those for energy; bound = energy bound * latency bound
-         of both, and of energy with leakage, the best few are then improved step by step (`polish`)
+         of both, and of energy with leakage, the best few are then improved step by step (`polish`), and where mappings are few all
+         of them are looked at (`exhaustive`): the answer is then optimal too
 
 A better array (more room, wider ports) has every mapping of a lesser one at no higher cost, so an `optimal` answer never rises. Others
 may: each solution is the best by a stand-in for time, which on a better array is another mapping, and single steps do not always lead
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from ...core.errors import OptionError
 from ...target.array import DATAFLOWS, OPERANDS, SpatialArraySpec
 from .chain import Costs
 from .cost import InfeasibleMappingError, LayerCost, evaluate
+from .exhaustive import MOST_POINTS, Budget, best_of_all
 from .layer import Layer
 from .polish import polished
 from .tilings import CutCosts, Tilings
@@ -120,12 +123,13 @@ def _search(key: _Key) -> Mapped:
         if bound < search.value and (key.objective == "energy" or search.solved < ENERGY_LIMIT):
             search.solve_energy(bound, tilings)
         else:
-            search.bounds.append(bound)
+            search.bounds.append((bound, tilings))
     search.solve_time()
     search.polish(array)
+    search.look_at_all()
     if search.best is None:
         raise _infeasible(layer, array)
-    lowest = float(min([search.value, *search.bounds]))
+    lowest = float(min([search.value, *(bound for bound, _ in search.bounds)]))
     return Mapped(search.best, key.objective, key.dataflow, lowest, len(candidates), search.solved)
 
 
@@ -136,7 +140,8 @@ class _Incumbent:
         self.objective, self.floor = objective, floor
         self.best: LayerCost | None = None
         self.value = float("inf")
-        self.bounds: list[float] = []
+        self.bounds: list[tuple[float, Tilings]] = []
+        """No mapping of the unrolling has a smaller objective; unrollings whose mappings were all looked at are left out."""
         self.solved = 0
         self.waiting: list[tuple[float, float, Tilings]] = []
         """(bound, least energy, unrolling) whose cycles have not been looked at."""
@@ -152,8 +157,25 @@ class _Incumbent:
         if self.objective == "energy" and not array.static_w:
             return
         for cost in sorted(self.offered, key=lambda cost: cost.objective(self.objective))[:POLISHED]:
-            if self.value > min(self.bounds, default=0.0) * (1 + OPTIMAL_WITHIN):
+            if not self.proven():
                 self.offer(polished(cost, array, self.objective, POLISH_TRIALS))
+
+    def proven(self) -> bool:
+        return self.value <= min((bound for bound, _ in self.bounds), default=0.0) * (1 + OPTIMAL_WITHIN)
+
+    def look_at_all(self) -> None:
+        """Every mapping of the unrollings that may hold a better one, where they are few."""
+        budget, left = Budget(), []
+        for bound, tilings in sorted(self.bounds, key=lambda item: item[0]):
+            whole = bound >= self.value
+            if not whole and prod(tilings.lattice.fine_shape) <= MOST_POINTS and budget.left:
+                timed = Tilings(tilings.layer, tilings.array, tilings.spatial, tilings.dataflow, least_cycles=self.floor)
+                cost, whole = best_of_all(timed, self.objective, self.value, budget)
+                if cost is not None:
+                    self.offer(cost)
+            if not whole:
+                left.append((bound, tilings))
+        self.bounds = left
 
     def solve_energy(self, bound: float, tilings: Tilings) -> None:
         """The mapping of least energy; for other objectives the unrolling waits, with a better bound, to be timed."""
@@ -169,7 +191,7 @@ class _Incumbent:
             if plan is not None and (self.objective == "energy" or self.solved <= ALSO_FRUGAL):
                 self.offer(evaluate(tilings.layer, tilings.array, plan))
         if self.objective == "energy" or bound >= self.value:
-            self.bounds.append(bound)
+            self.bounds.append((bound, tilings))
         else:
             self.waiting.append((bound, energy, tilings))
             if self.solved == 1:  # something to measure the others against
@@ -189,7 +211,7 @@ class _Incumbent:
                         plan, _ = timed.solve(_costs(timed, lambda cut: cut.energy_pj))
                         if plan is not None:
                             self.offer(evaluate(timed.layer, timed.array, plan))
-            self.bounds.append(bound)
+            self.bounds.append((bound, tilings))
         self.waiting = []
 
 

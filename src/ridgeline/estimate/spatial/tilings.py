@@ -254,7 +254,7 @@ class Tilings:
                 return None, value
             split = self._overflow(points, limits, doubled)
             if split is None:
-                return self._plan(points), value
+                return self.plan(points), value
             key, size = split
             low, high = limits[key]
             for narrowed in ((low, size - 1), (size, high)):
@@ -274,7 +274,7 @@ class Tilings:
             for op in memory.operands
         }
         value, points = self._relaxed(costs, limits, doubled, np.inf)
-        return self._plan(points) if np.isfinite(value) else None
+        return self.plan(points) if np.isfinite(value) else None
 
     def _relaxed(
         self, costs: Mapping[tuple[str, int], Costs], limits: Limits, doubled: bool, bound: float
@@ -317,7 +317,7 @@ class Tilings:
                 return (name, largest), used[largest]
         return None
 
-    def _plan(self, points: list[list[tuple[int, ...]]]) -> MappingPlan:
+    def plan(self, points: list[list[tuple[int, ...]]]) -> MappingPlan:
         """Loops between the points, in rising order, and where each operand's cuts fall among them."""
         chain = sorted(
             {point for places in points for point in places} | {tuple(n - 1 for n in self.lattice.fine_shape)}, key=lambda p: (sum(p), p)
