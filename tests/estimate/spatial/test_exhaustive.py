@@ -24,7 +24,7 @@ from ridgeline.target.array import OPERANDS, SpatialArraySpec
 from tests.estimate.spatial.npu_support import Problem, prime_loops, random_problem, returning_problem
 from tests.support import full_or_tenth
 
-MOST_LOOPS, MOST_MAPPINGS, ENOUGH = 4, 3000, Budget(1 << 30)
+MOST_LOOPS, MOST_MAPPINGS, ENOUGH = 4, 1200, Budget(1 << 60, 1 << 60)
 
 
 def varied(problem: Problem, random: Random) -> Problem:
@@ -113,7 +113,7 @@ def test_too_many_mappings_are_not_claimed(monkeypatch: pytest.MonkeyPatch) -> N
     assert best(problem, "latency") == (None, False)
     monkeypatch.undo()
     tilings = Tilings(problem.layer, problem.array, problem.spatial)
-    assert best_of_all(tilings, "latency", inf, Budget(0)) == (None, False)
+    assert best_of_all(tilings, "latency", inf, Budget(costed=0)) == (None, False)
     monkeypatch.setattr(exhaustive, "MOST_POINTS", 1)
     assert best(problem, "latency") == (None, False)
 

@@ -134,7 +134,7 @@ def searched(count: int) -> Iterator[tuple[Random, Layer, SpatialArraySpec]]:
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_best_cost_never_rises(objective: str) -> None:
-    for random, layer, array in searched(full_or_tenth(100)):
+    for random, layer, array in searched(full_or_tenth(60)):
         before = map_layer(layer, array, "any", objective).cost.objective(objective)
         for what, better in better_arrays(array, random):
             after = map_layer(layer, better, "any", objective)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import lru_cache, reduce
 from math import prod
 from typing import Any
 
@@ -32,8 +32,8 @@ MOST_POINTS = 1 << 10
 MOST_CHAINS = 20_000
 MOST_PAIRS = 4_000_000
 MOST_TRIPLES = 2_000_000
-MOST_COSTED = 1000
-"""Mappings costed for one search."""
+MOST_LISTED, MOST_COSTED = 100_000, 150
+"""Chains listed, and mappings costed, for one search."""
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 ROUNDING = 1e-9
@@ -41,9 +41,14 @@ ROUNDING = 1e-9
 
 @dataclass(slots=True)
 class Budget:
-    """How many mappings may still be costed."""
+    """What one search may still look at."""
 
-    left: int = MOST_COSTED
+    chains: int = MOST_LISTED
+    costed: int = MOST_COSTED
+
+    @property
+    def spent(self) -> bool:
+        return self.chains <= 0 or self.costed <= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,7 @@ def best_of_all(tilings: Tilings, objective: str, below: float, budget: Budget) 
     """(The best mapping of an unrolling if it is better than `below`, whether all were looked at)."""
     space = _Space(tilings, objective)
     chains = space.chains()
+    budget.chains -= MOST_CHAINS if chains is None else sum(len(one.points) for one in chains)
     if chains is None:
         return None, False
     if not all(len(one.points) for one in chains):
@@ -118,9 +124,9 @@ def best_of_all(tilings: Tilings, objective: str, below: float, budget: Budget) 
         if (same := _refilled_at(plan)) in seen:
             continue
         seen.add(same)
-        if not budget.left:
+        if not budget.costed:
             return best, False
-        budget.left -= 1
+        budget.costed -= 1
         try:
             cost = evaluate(tilings.layer, tilings.array, plan, tilings.unrolled)
         except InfeasibleMappingError:
@@ -145,11 +151,9 @@ class _Space:
         self.least: dict[str, Chains] = {}
         """Of each operand what its cheapest chains cost, if not all the same one."""
 
-    @cached_property
+    @property
     def below(self) -> NDArray[np.bool_]:
-        """[a, b]: whether point b is nowhere lower than a."""
-        points = np.stack(np.unravel_index(np.arange(prod(self.shape)), self.shape), axis=1)
-        return np.asarray((points[:, None] <= points[None]).all(axis=2))
+        return _below(self.shape)
 
     def flat(self, values: NDArray[Any]) -> NDArray[Any]:
         """Over the lattice's points."""
@@ -376,6 +380,15 @@ class _Space:
         places = [tuple(int(each) for each in np.unravel_index(int(point), self.shape)) for point in points]
         ends = np.cumsum([0, *lengths])
         return self.tilings.plan([places[ends[n] : ends[n + 1]] for n in range(len(OPERANDS))])
+
+
+@lru_cache(maxsize=64)
+def _below(shape: tuple[int, ...]) -> NDArray[np.bool_]:
+    """[a, b]: whether point b of a lattice is nowhere lower than a."""
+    found = np.ones((1, 1), bool)
+    for length in shape:
+        found = np.kron(found, np.triu(np.ones((length, length), bool)))
+    return found
 
 
 def _all_in(allowed: NDArray[np.bool_], points: Indices) -> NDArray[np.bool_]:

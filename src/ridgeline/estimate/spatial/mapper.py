@@ -168,7 +168,7 @@ class _Incumbent:
         budget, left = Budget(), []
         for bound, tilings in sorted(self.bounds, key=lambda item: item[0]):
             whole = bound >= self.value
-            if not whole and prod(tilings.lattice.fine_shape) <= MOST_POINTS and budget.left:
+            if not whole and prod(tilings.lattice.fine_shape) <= MOST_POINTS and not budget.spent:
                 timed = Tilings(tilings.layer, tilings.array, tilings.spatial, tilings.dataflow, least_cycles=self.floor)
                 cost, whole = best_of_all(timed, self.objective, self.value, budget)
                 if cost is not None:
