@@ -102,7 +102,7 @@ def best_of_all(tilings: Tilings, objective: str, below: float, budget: Budget) 
     """(The best mapping of an unrolling if it is better than `below`, whether all were looked at)."""
     space = _Space(tilings, objective)
     chains = space.chains()
-    budget.chains -= MOST_CHAINS if chains is None else sum(len(one.points) for one in chains)
+    budget.chains -= MOST_LISTED // 2 if chains is None else sum(len(one.points) for one in chains)  # twice too many: the others are too
     if chains is None:
         return None, False
     if not all(len(one.points) for one in chains):
