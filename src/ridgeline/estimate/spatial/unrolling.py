@@ -120,9 +120,11 @@ def _alike(array: SpatialArraySpec) -> bool:
 
 
 def _undominated(candidates: Iterable[Unrolling]) -> list[Unrolling]:
+    """Those that no other matches in cycles and in the reuse of every operand."""
     ranked = sorted(candidates, key=lambda u: (u.cycles, [-r for r in u.reuse], sum(len(loops) for loops in u.spatial.values())))
+    first = {one.reuse: one for one in reversed(ranked)}  # of equal reuse the fastest: what is no better than it need not be compared
     kept: list[Unrolling] = []
     for one in ranked:
-        if not any(k.cycles <= one.cycles and all(a >= b for a, b in zip(k.reuse, one.reuse, strict=True)) for k in kept):
+        if first[one.reuse] is one and not any(all(a >= b for a, b in zip(k.reuse, one.reuse, strict=True)) for k in kept):
             kept.append(one)
     return kept
