@@ -12,11 +12,12 @@ from math import inf
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ridgeline.estimate.spatial import exhaustive, mapper
 from ridgeline.estimate.spatial.cost import InfeasibleMappingError, LayerCost, evaluate
-from ridgeline.estimate.spatial.exhaustive import Budget, best_of_all
+from ridgeline.estimate.spatial.exhaustive import Budget, best_of_all, can_be_listed
 from ridgeline.estimate.spatial.mapper import OBJECTIVES, map_layer
 from ridgeline.estimate.spatial.mapping import MappingPlan
 from ridgeline.estimate.spatial.tilings import Tilings
@@ -99,11 +100,16 @@ def test_nothing_better_than_the_best_is_found() -> None:
 
 @pytest.mark.parametrize("share", [1.2, 0.0])
 def test_planted_wrong_bounds_and_lost_chains_are_caught(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    right, rising = exhaustive._Space.bound, exhaustive._Space._rising
+    right, chains = exhaustive._Space.bound, exhaustive._Space.chains
+
+    def one_less(self: Any, operand: str) -> exhaustive.Chains:
+        found = chains(self, operand)
+        return found.taken(np.arange(1, len(found.points)))
+
     if share:
         monkeypatch.setattr(exhaustive._Space, "bound", lambda self, chosen: share * right(self, chosen) + 2)
     else:
-        monkeypatch.setattr(exhaustive._Space, "_rising", lambda self, operand: rising(self, operand)[1:])
+        monkeypatch.setattr(exhaustive._Space, "chains", one_less)
     assert wrong_answers()
 
 
@@ -114,8 +120,11 @@ def test_too_many_mappings_are_not_claimed(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.undo()
     tilings = Tilings(problem.layer, problem.array, problem.spatial)
     assert best_of_all(tilings, "latency", inf, Budget(costed=0)) == (None, False)
-    monkeypatch.setattr(exhaustive, "MOST_POINTS", 1)
-    assert best(problem, "latency") == (None, False)
+    assert can_be_listed(tilings, Budget()) and not can_be_listed(tilings, Budget(chains=0))
+    for limit in ("MOST_POINTS", "MOST_CHAINS"):
+        monkeypatch.setattr(exhaustive, limit, 1)
+        assert not can_be_listed(tilings, Budget())
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("objective", ["latency", "edp"])

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
+from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -26,13 +27,13 @@ from .cost import InfeasibleMappingError, LayerCost, evaluate
 from .counts import boundary_flows
 from .layer import REDUCTION, RELEVANT
 from .mapping import MappingPlan
-from .tilings import Tilings
+from .tilings import CutCosts, Tilings
 
 MOST_POINTS = 1 << 10
 MOST_CHAINS = 20_000
 MOST_PAIRS = 4_000_000
 MOST_TRIPLES = 2_000_000
-MOST_LISTED, MOST_COSTED = 100_000, 150
+MOST_LISTED, MOST_COSTED = 80_000, 60
 """Chains listed, and mappings costed, for one search."""
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -98,13 +99,21 @@ class Chains:
         return Chains(self.operand, self.points[:1], self.energy_pj.min(keepdims=True), ports, inner, (), self.held.min(keepdims=True))
 
 
+def can_be_listed(tilings: Tilings, budget: Budget) -> bool:
+    """Whether the chains of every operand are few enough, and their order is all that matters."""
+    streams = any(tilings.array.memories[name].refill == "stream" for name in tilings.array.ladder("I")[:-1])
+    if streams or prod(tilings.lattice.fine_shape) > MOST_POINTS or budget.spent:
+        return False
+    counts = [_Space(tilings, "").count(operand) for operand in OPERANDS]
+    few = max(counts) <= MOST_CHAINS
+    budget.chains -= int(sum(counts)) if few else MOST_LISTED // 20
+    return few
+
+
 def best_of_all(tilings: Tilings, objective: str, below: float, budget: Budget) -> tuple[LayerCost | None, bool]:
     """(The best mapping of an unrolling if it is better than `below`, whether all were looked at)."""
     space = _Space(tilings, objective)
-    chains = space.chains()
-    budget.chains -= MOST_LISTED // 2 if chains is None else sum(len(one.points) for one in chains)  # twice too many: the others are too
-    if chains is None:
-        return None, False
+    chains = [space.chains(operand) for operand in OPERANDS]
     if not all(len(one.points) for one in chains):
         return None, True
     space.least = {one.operand: one for one in map(Chains.least, chains)}
@@ -163,36 +172,31 @@ class _Space:
         """Over the lattice's points, from one axis a dimension."""
         return self.tilings.lattice.spread(np.asarray(values)).reshape(-1)
 
-    def chains(self) -> list[Chains] | None:
-        """Of every operand; None where there are too many, or the order of loops matters beyond them."""
-        streams = any(self.array.memories[name].refill == "stream" for name in self.array.ladder("I")[:-1])
-        if prod(self.shape) > MOST_POINTS or streams:
-            return None
-        found = []
-        for operand in OPERANDS:
-            points = self._rising(operand)
-            if points is None:
-                return None
-            found.append(self._measured(operand, points))
-        return found
+    def count(self, operand: str) -> float:
+        """Of its chains."""
+        places = [self._allowed(operand, cut) for cut in self.tilings.cuts[operand]]
+        ending = np.ones(len(places[0]) if places else 1, np.float32)  # how many chains end at each place
+        for before, here in pairwise(places):
+            ending = ending @ self.below[np.ix_(before, here)]
+        return float(ending.sum())
 
-    def _rising(self, operand: str) -> Indices | None:
-        tilings, bits = self.tilings, self.tilings.layer.bits
-        width = min(bits.O, bits.F) if operand == "O" else getattr(bits, operand)
-        found: Indices | None = None
-        for cut in tilings.cuts[operand]:
-            allowed = self.flat(cut.allowed)
-            if cut.memory:
-                allowed = allowed & (self.flat(cut.tile_elements) * width <= self.array.memories[cut.memory].capacity_bits.value)
-            places = np.flatnonzero(allowed)
-            if found is None:
-                found = places[:, None]
-                continue
-            first, second = np.nonzero(self.below[np.ix_(found[:, -1], places)])
-            if len(first) > MOST_CHAINS:
-                return None
-            found = np.concatenate([found[first], places[second][:, None]], axis=1)
-        return np.zeros((1, 0), np.int64) if found is None else found
+    def chains(self, operand: str) -> Chains:
+        """All of an operand."""
+        places = [self._allowed(operand, cut) for cut in self.tilings.cuts[operand]]
+        found = places[0][:, None] if places else np.zeros((1, 0), np.int64)
+        for here in places[1:]:
+            first, second = np.nonzero(self.below[np.ix_(found[:, -1], here)])
+            found = np.concatenate([found[first], here[second][:, None]], axis=1)
+        return self._measured(operand, found)
+
+    def _allowed(self, operand: str, cut: CutCosts) -> Indices:
+        """Points where a cut may be: its tile fits by itself."""
+        bits = self.tilings.layer.bits
+        allowed = self.flat(cut.allowed)
+        if cut.memory:
+            width = min(bits.O, bits.F) if operand == "O" else getattr(bits, operand)
+            allowed = allowed & (self.flat(cut.tile_elements) * width <= self.array.memories[cut.memory].capacity_bits.value)
+        return np.flatnonzero(allowed)
 
     def _measured(self, operand: str, points: Indices) -> Chains:
         tilings, cuts = self.tilings, self.tilings.cuts[operand]

@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ from ...core.errors import OptionError
 from ...target.array import DATAFLOWS, OPERANDS, SpatialArraySpec
 from .chain import Costs
 from .cost import InfeasibleMappingError, LayerCost, evaluate
-from .exhaustive import MOST_POINTS, Budget, best_of_all
+from .exhaustive import Budget, best_of_all, can_be_listed
 from .layer import Layer
 from .polish import polished
 from .tilings import CutCosts, Tilings
@@ -168,7 +167,7 @@ class _Incumbent:
         budget, left = Budget(), []
         for bound, tilings in sorted(self.bounds, key=lambda item: item[0]):
             whole = bound >= self.value
-            if not whole and prod(tilings.lattice.fine_shape) <= MOST_POINTS and not budget.spent:
+            if not whole and can_be_listed(tilings, budget):
                 timed = Tilings(tilings.layer, tilings.array, tilings.spatial, tilings.dataflow, least_cycles=self.floor)
                 cost, whole = best_of_all(timed, self.objective, self.value, budget)
                 if cost is not None:
