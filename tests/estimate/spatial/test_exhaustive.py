@@ -25,7 +25,7 @@ from ridgeline.target.array import OPERANDS, SpatialArraySpec
 from tests.estimate.spatial.npu_support import Problem, prime_loops, random_problem, returning_problem
 from tests.support import full_or_tenth
 
-MOST_LOOPS, MOST_MAPPINGS, ENOUGH = 4, 1200, Budget(1 << 60, 1 << 60)
+MOST_LOOPS, MOST_MAPPINGS, ENOUGH = 4, 1200, Budget(1 << 60, 1 << 60, 1 << 60)
 
 
 def varied(problem: Problem, random: Random) -> Problem:
@@ -115,11 +115,9 @@ def test_planted_wrong_bounds_and_lost_chains_are_caught(share: float, monkeypat
 
 def test_too_many_mappings_are_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = next(problem for problem, costs in LISTED if len({cost.cycles for cost in costs}) > 2)
-    monkeypatch.setattr(exhaustive, "MOST_TRIPLES", 0)
-    assert best(problem, "latency") == (None, False)
-    monkeypatch.undo()
     tilings = Tilings(problem.layer, problem.array, problem.spatial)
-    assert best_of_all(tilings, "latency", inf, Budget(costed=0)) == (None, False)
+    for empty in (Budget(costed=0), Budget(triples=0)):
+        assert best_of_all(tilings, "latency", inf, empty) == (None, False)
     assert can_be_listed(tilings, Budget()) and not can_be_listed(tilings, Budget(chains=0))
     for limit in ("MOST_POINTS", "MOST_CHAINS"):
         monkeypatch.setattr(exhaustive, limit, 1)

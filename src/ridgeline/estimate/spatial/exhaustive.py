@@ -31,10 +31,11 @@ from .tilings import CutCosts, Tilings
 
 MOST_POINTS = 1 << 10
 MOST_CHAINS = 20_000
-MOST_PAIRS = 4_000_000
-MOST_TRIPLES = 2_000_000
-MOST_LISTED, MOST_COSTED = 80_000, 60
-"""Chains listed, and mappings costed, for one search."""
+MOST_PAIRS = 1_000_000
+AT_ONCE = 500_000
+"""Triples looked at together: what they need is some hundred megabytes."""
+MOST_LISTED, MOST_TRIPLES, MOST_COSTED = 200_000, 8_000_000, 60
+"""Chains listed, triples of them tried, and mappings costed, for one search."""
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 ROUNDING = 1e-9
@@ -45,11 +46,12 @@ class Budget:
     """What one search may still look at."""
 
     chains: int = MOST_LISTED
+    triples: int = MOST_TRIPLES
     costed: int = MOST_COSTED
 
     @property
     def spent(self) -> bool:
-        return self.chains <= 0 or self.costed <= 0
+        return min(self.chains, self.triples, self.costed) <= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ def best_of_all(tilings: Tilings, objective: str, below: float, budget: Budget) 
     chains = [one.taken(np.flatnonzero(space.promising([one], below))) for one in chains]
     if not all(len(one.points) for one in chains):
         return None, True
-    found = space.together(chains, below)
+    found = space.together(chains, below, budget)
     if found is None:
         return None, False
     bounds, triples = found
@@ -354,7 +356,7 @@ class _Space:
         found = self.fits(chosen) & (self.bound(chosen) < below * (1 - ROUNDING))
         return np.broadcast_to(found, len(chosen[0].points))
 
-    def together(self, chains: list[Chains], below: float) -> tuple[Floats, Indices] | None:
+    def together(self, chains: list[Chains], below: float, budget: Budget) -> tuple[Floats, Indices] | None:
         """(bounds, points of all cuts) of the mappings that may be better than `below`; None where they are too many."""
         w, i, o = chains
         if len(w.points) * len(i.points) > MOST_PAIRS:
@@ -363,13 +365,20 @@ class _Space:
         first, second = np.nonzero(_all_in(paths[0], i.points))
         kept = np.flatnonzero(self.promising([w.taken(first), i.taken(second)], below))
         first, second = first[kept], second[kept]
-        if len(first) * len(o.points) > MOST_TRIPLES:
+        if len(first) * len(o.points) > budget.triples:
             return None
-        pair, third = np.nonzero(_all_in(paths[0][first] & paths[1][second], o.points))
-        chosen = [w.taken(first[pair]), i.taken(second[pair]), o.taken(third)]
-        kept = np.flatnonzero(self.promising(chosen, below))
-        chosen = [one.taken(kept) for one in chosen]
-        return self.bound(chosen), np.concatenate([one.points for one in chosen], axis=1)
+        budget.triples -= len(first) * len(o.points)
+        bounds, points = [np.zeros(0)], [np.zeros((0, sum(one.points.shape[1] for one in chains)), np.int64)]
+        each = max(1, AT_ONCE // len(o.points))
+        for start in range(0, len(first), each):
+            one, two = first[start : start + each], second[start : start + each]
+            pair, third = np.nonzero(_all_in(paths[0][one] & paths[1][two], o.points))
+            chosen = [w.taken(one[pair]), i.taken(two[pair]), o.taken(third)]
+            kept = np.flatnonzero(self.promising(chosen, below))
+            chosen = [part.taken(kept) for part in chosen]
+            bounds.append(self.bound(chosen))
+            points.append(np.concatenate([part.points for part in chosen], axis=1))
+        return np.concatenate(bounds), np.concatenate(points)
 
     def _comparable(self, points: Indices) -> NDArray[np.bool_]:
         """(chains, lattice points): those that lie on a rising path with all of a chain's."""
