@@ -41,7 +41,18 @@ from ridgeline.workload.models.wide_resnet import hand_made
 Row = dict[str, Any]
 WIDTHS = range(16, 257, 8)  # of ResNet-18, for matching
 SAME = ("model", "recipe_hash", "held_out", "asked_seconds", "asked_epochs", "genotype", "request")  # rows that may be averaged
-REQUEST = ("space", "set_space", "strategy", "objectives", "on", "trials", "trial_epochs", "channels", "cells")  # what a search is asked
+REQUEST = (
+    "space",
+    "set_space",
+    "strategy",
+    "objectives",
+    "limit",
+    "on",
+    "trials",
+    "trial_epochs",
+    "channels",
+    "cells",
+)  # what a search is asked
 
 
 def main() -> None:
@@ -86,6 +97,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--set-space", action="append", default=[], metavar="NAME=VALUE", help="searched: a setting of the space")
     parser.add_argument("--strategy", default="model", help="searched: by which strategy")
     parser.add_argument("--objectives", default="accuracy,latency", help="searched: the first decides")
+    parser.add_argument(
+        "--limit", action="append", default=[], help="searched: e.g. latency<=0.4ms, so that accuracy is not bought by size"
+    )
     parser.add_argument("--on", default="h200", help="searched: whose latency")
     parser.add_argument("--trials", type=int, default=16, help="searched: trainings")
     parser.add_argument("--trial-epochs", type=int, default=3, help="searched: of each")
@@ -114,8 +128,8 @@ def searched(options: argparse.Namespace, data: Data) -> list[Row]:
     settings = {name: value_of(text) for name, text in (one.partition("=")[::2] for one in options.set_space)}
     front = search(
         options.space, data, options.on, options.objectives, f"{options.trials}trials", settings=settings, strategy=options.strategy,
-        epochs=options.trial_epochs, seeds=(options.seed,), device=options.device, train_winner=False, folder=folder / "run", onnx=False,
-        report=lambda line: print(f"  {line}", flush=True),
+        limits=options.limit, epochs=options.trial_epochs, seeds=(options.seed,), device=options.device, train_winner=False,
+        folder=folder / "run", onnx=False, report=lambda line: print(f"  {line}", flush=True),
     )  # fmt: skip
     options.genotype = folder / "genotype.json"
     options.genotype.write_text(json.dumps(front.genotypes[front.winners[options.seed]]), encoding="utf-8")
