@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from itertools import combinations_with_replacement, permutations, product
 from math import inf
 from random import Random
@@ -68,7 +69,9 @@ def listed(count: int) -> Iterator[tuple[Problem, list[LayerCost]]]:
         yield problem, costs
 
 
-LISTED = list(listed(full_or_tenth(60)))
+@cache
+def small_problems() -> list[tuple[Problem, list[LayerCost]]]:
+    return list(listed(full_or_tenth(60)))
 
 
 def best(problem: Problem, objective: str, below: float = inf) -> tuple[LayerCost | None, bool]:
@@ -77,7 +80,7 @@ def best(problem: Problem, objective: str, below: float = inf) -> tuple[LayerCos
 
 def wrong_answers() -> list[str]:
     found = []
-    for number, (problem, costs) in enumerate(LISTED):
+    for number, (problem, costs) in enumerate(small_problems()):
         for objective in OBJECTIVES:
             least = min((cost.objective(objective) for cost in costs), default=inf)
             cost, whole = best(problem, objective)
@@ -88,12 +91,12 @@ def wrong_answers() -> list[str]:
 
 
 def test_the_best_of_everything_is_found() -> None:
-    assert len(LISTED) >= 6 and sum(bool(costs) for _, costs in LISTED) >= 5
+    assert len(small_problems()) >= 6 and sum(bool(costs) for _, costs in small_problems()) >= 5
     assert wrong_answers() == []
 
 
 def test_nothing_better_than_the_best_is_found() -> None:
-    for problem, costs in LISTED:
+    for problem, costs in small_problems():
         least = min((cost.objective("latency") for cost in costs), default=0.0)
         assert best(problem, "latency", least) == (None, True)
 
@@ -114,7 +117,7 @@ def test_planted_wrong_bounds_and_lost_chains_are_caught(share: float, monkeypat
 
 
 def test_too_many_mappings_are_not_claimed(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = next(problem for problem, costs in LISTED if len({cost.cycles for cost in costs}) > 2)
+    problem = next(problem for problem, costs in small_problems() if len({cost.cycles for cost in costs}) > 2)
     tilings = Tilings(problem.layer, problem.array, problem.spatial)
     for empty in (Budget(costed=0), Budget(triples=0)):
         assert best_of_all(tilings, "latency", inf, empty) == (None, False)

@@ -102,7 +102,7 @@ class Chains:
 
 
 def can_be_listed(tilings: Tilings, budget: Budget) -> bool:
-    """Whether the chains of every operand are few enough, and their order is all that matters."""
+    """Whether the chains of every operand are few enough, and their order is all that matters; asking is taken off the budget."""
     streams = any(tilings.array.memories[name].refill == "stream" for name in tilings.array.ladder("I")[:-1])
     if streams or prod(tilings.lattice.fine_shape) > MOST_POINTS or budget.spent:
         return False
@@ -159,6 +159,7 @@ class _Space:
     def __init__(self, tilings: Tilings, objective: str) -> None:
         self.tilings, self.objective, self.array = tilings, objective, tilings.array
         self.shape = tilings.lattice.fine_shape
+        self.outermost = list(self.array.memories)[-1]
         self.least: dict[str, Chains] = {}
         """Of each operand what its cheapest chains cost, if not all the same one."""
 
@@ -205,7 +206,7 @@ class _Space:
         unrolled, blocks, bits = tilings.unrolled, tilings.lattice.blocks, tilings.layer.bits
         energy, ports, inner, stays = np.zeros(len(points)), dict[str, Floats](), dict[str, Floats](), []
         events = self.spread(unrolled.count(DIMENSIONS, blocks))
-        ladder, outermost = self.array.ladder(operand), list(self.array.memories)[-1]
+        ladder, outermost = self.array.ladder(operand), self.outermost
         for number, cut in enumerate(cuts):
             at = points[:, number]
             energy = energy + self.flat(cut.energy_pj)[at]
@@ -307,7 +308,7 @@ class _Space:
                     waits[stay.outermost, stay.port] = waits.get((stay.outermost, stay.port), 0.0) + wait
         on_chip = compute + stored + self._most(waits, False) + self._skew(chosen)
         for name, cycles in ports.items():  # a port that only hands on what an outermost one brings does not hold the array up
-            if not name.startswith(f"{list(self.array.memories)[-1]}."):
+            if not name.startswith(f"{self.outermost}."):
                 on_chip = np.maximum(on_chip, np.where(inner.get(name, 0.0), cycles, 0.0))
         fill = reduce(np.maximum, [fills["W"], fills["I"], *first.values()])
         whole = on_chip + self._most(waits, True) + fill + fills["O"]
@@ -361,8 +362,8 @@ class _Space:
         w, i, o = chains
         if len(w.points) * len(i.points) > MOST_PAIRS:
             return None
-        paths = [self._comparable(one.points) for one in chains]
-        first, second = np.nonzero(_all_in(paths[0], i.points))
+        w_path, i_path = self._comparable(w.points), self._comparable(i.points)
+        first, second = np.nonzero(_all_in(w_path, i.points))
         kept = np.flatnonzero(self.promising([w.taken(first), i.taken(second)], below))
         first, second = first[kept], second[kept]
         if len(first) * len(o.points) > budget.triples:
@@ -372,7 +373,7 @@ class _Space:
         each = max(1, AT_ONCE // len(o.points))
         for start in range(0, len(first), each):
             one, two = first[start : start + each], second[start : start + each]
-            pair, third = np.nonzero(_all_in(paths[0][one] & paths[1][two], o.points))
+            pair, third = np.nonzero(_all_in(w_path[one] & i_path[two], o.points))
             chosen = [w.taken(one[pair]), i.taken(two[pair]), o.taken(third)]
             kept = np.flatnonzero(self.promising(chosen, below))
             chosen = [part.taken(kept) for part in chosen]
