@@ -2,7 +2,8 @@
 
     model ──to_crossbar──> analog model ──passes of one batch, alone and as one CUDA graph──> images/s, peak bytes, shortcuts taken
 
-python benchmarks/crossbar_gpu.py [--cases resnet18-64,resnet18-32,…] [--out FOLDER]
+python benchmarks/crossbar_gpu.py [--cases resnet18-64,resnet18-32,…] [--out FOLDER]        five minutes, most of it compiling kernels
+    the file is written after every case
 
 Chip: slices (1,1,2,2) of both operands, 4096 ADC levels (it loses something, so no slice collapses), granularity 64. Everything counts:
 quantisation, im2col, noise, folded batch norms, the digital layers between. `limit`: the dots of all slice pairs at the measured dense
@@ -41,14 +42,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
     rates = ceilings()
+    machine = {"device": machine_name("cuda"), **rates}
     rows = []
     for name in options.cases.split(","):
         rows.append(measured(name, rates))
         print({key: round(value, 3) if isinstance(value, float) else value for key, value in rows[-1].items()}, flush=True)
+        path = write_results("crossbar", "gpu", "h200", machine, rows, options.out)
     if options.layers:
         profiled(options.cases.split(",")[0])
-    machine = {"device": machine_name("cuda"), **rates}
-    print(write_results("crossbar", "gpu", "h200", machine, rows, options.out))
+    print(path)
 
 
 def ceilings() -> dict[str, float]:
