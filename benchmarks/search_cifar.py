@@ -1,7 +1,8 @@
 """CIFAR-10 from scratch by one recipe file: a found network, and hand-made residual networks to hold it against.
 
 python benchmarks/search_cifar.py --model searched --space residual --set-space channels=32 --trials 16 --channels 128 --seed 0
-    searched: a search of its own first, on the training images less a fifth; --channels and --cells are of the network that is trained;
+    searched: a search of its own first, on the training images less a fifth; --channels and --cells are of the network that is trained,
+    whose latency (estimated, a pass of --latency-batch images in bfloat16) --limit bounds;
     found: the same for a genotype made before (--genotype winner/genotype.json --search-seconds 120)
 python benchmarks/search_cifar.py --model matched --genotype winner/genotype.json --seconds 300 --seed 0
     matched: the narrowest ResNet-18 that is not faster than the found network, both timed in turn, in evaluation mode
@@ -52,6 +53,7 @@ REQUEST = (
     "trial_epochs",
     "channels",
     "cells",
+    "latency_batch",
 )  # what a search is asked
 
 
@@ -129,7 +131,8 @@ def searched(options: argparse.Namespace, data: Data) -> list[Row]:
     front = search(
         options.space, data, options.on, options.objectives, f"{options.trials}trials", settings=settings, strategy=options.strategy,
         limits=options.limit, epochs=options.trial_epochs, seeds=(options.seed,), device=options.device, train_winner=False,
-        folder=folder / "run", onnx=False, report=lambda line: print(f"  {line}", flush=True),
+        final=sizes_of(options), batch=options.latency_batch, dtype=pass_dtype(options), folder=folder / "run", onnx=False,
+        report=lambda line: print(f"  {line}", flush=True),
     )  # fmt: skip
     options.genotype = folder / "genotype.json"
     options.genotype.write_text(json.dumps(front.genotypes[front.winners[options.seed]]), encoding="utf-8")
@@ -171,8 +174,18 @@ def part(split: Split, rows: torch.Tensor) -> Split:
 def genotype_of(options: argparse.Namespace) -> dict[str, Any]:
     """As the file has it, with --channels and --cells."""
     read: dict[str, Any] = json.loads(options.genotype.read_text(encoding="utf-8"))
-    sizes = {name: getattr(options, name) for name in ("channels", "cells") if getattr(options, name) is not None}
+    sizes = sizes_of(options)
     return {**read, "settings": {**read["settings"], **sizes}} if sizes else read
+
+
+def sizes_of(options: argparse.Namespace) -> dict[str, int]:
+    """Of the network that is trained, where they differ from the searched one's."""
+    return {name: getattr(options, name) for name in ("channels", "cells") if getattr(options, name) is not None}
+
+
+def pass_dtype(options: argparse.Namespace) -> str:
+    """Of the passes whose latency is meant."""
+    return "bfloat16" if options.device.startswith("cuda") else "float32"
 
 
 def found_network(options: argparse.Namespace, seed: int) -> nn.Module:
@@ -207,7 +220,7 @@ def latencies(options: argparse.Namespace, name: str) -> tuple[float, float]:
     """Milliseconds of a hand-made network and of the found one; in a CUDA graph, whatever the host's share of many small launches."""
     nets = {name: made_by_hand(name, 0), "found": found_network(options, 0)}
     cuda = options.device.startswith("cuda")
-    dtype = torch.bfloat16 if cuda else torch.float32
+    dtype = getattr(torch, pass_dtype(options))
     images = torch.randn(options.latency_batch, 3, 32, 32, device=options.device, dtype=dtype).to(memory_format=torch.channels_last)
     sets = set_count(images.nbytes, 4 * images.nbytes, options.device)
     inputs = [torch.randn_like(images) for _ in range(sets)]
