@@ -16,6 +16,7 @@ from ridgeline.measure.pipeline import measure_pipeline
 from ridgeline.measure.power import EnergyMeter, GpuReading, power_reading
 from ridgeline.measure.profiler import measure
 from ridgeline.measure.regions import profile_op, region_report, reset_regions
+from ridgeline.search.latency.clock import Conditions, block_turn, under
 from ridgeline.workload.capture import capture
 from tests.measure.nets import Branching, Convolutional, Pointwise
 
@@ -172,3 +173,13 @@ def test_the_environment_lists_the_device() -> None:
     found = environment()
     assert found["gpus"][0]["name"] == torch.cuda.get_device_name(0) == machine_name("cuda:0")
     assert found["counters"]["nvml"].startswith("available")
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_a_block_without_kernels_adds_next_to_nothing(mode: str) -> None:
+    """75 skips of a cell network are no 40 µs: what a replay and its wait take is not theirs."""
+    conditions = Conditions("cuda", mode=mode)  # type: ignore[arg-type]
+    with under(conditions):
+        nothing, one = (block_turn(module, (16, 32, 32), conditions) for module in (nn.Identity(), nn.ReLU()))
+        seconds, kernel = (min(sample[0] for _ in range(20) for sample in turn()) for turn in (nothing, one))
+    assert seconds < (1e-7 if mode == "graph" else 5e-6) and kernel > 5e-7

@@ -20,7 +20,7 @@ from ridgeline.search.latency import LatencyTable, build_table, estimated
 from ridgeline.search.latency import build as build_module
 from ridgeline.search.latency.build import Plan, distinct_points
 from ridgeline.search.latency.check import check_table
-from ridgeline.search.latency.clock import Conditions, time_in_rounds, under
+from ridgeline.search.latency.clock import CALLS, Conditions, added_by_each, time_in_rounds, under
 from ridgeline.search.latency.fit import fit_nonnegative, spearman
 from ridgeline.search.spaces.space import load_space
 from tests.search.latency.tiny import tiny_space
@@ -56,6 +56,21 @@ def test_rank_correlation_by_hand() -> None:
     # ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4: covariance 4.5 over the root of 4.5 · 5
     assert spearman(np.array([1.0, 2, 2, 3]), np.array([1.0, 3, 2, 4])) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
     assert spearman(np.ones(4), np.arange(4.0)) == 0
+
+
+def test_waiting_is_no_part_of_a_block_even_where_one_wait_was_slow() -> None:
+    waits, work_s = iter([3e-5, 1e-5, 2e-5]), 4e-6
+
+    def seconds(call: object) -> float:
+        return next(waits) if call is none else 1e-5 + CALLS * work_s
+
+    def none() -> None: ...
+
+    def calls() -> None: ...
+
+    assert added_by_each(seconds, calls, none) == pytest.approx([work_s] * 3)
+    waits = iter([1.0] * 3)
+    assert added_by_each(seconds, calls, none) == [0.0] * 3  # never negative
 
 
 def test_rounds_visit_all_and_one_slow_moment_does_not_count() -> None:

@@ -1,8 +1,8 @@
 """Seconds of a block and of a whole network, on this machine's CPU or its GPU.
 
     block, CPU           touch the input | first call = cold_s | REPEATS more = alone_s    others ran before: their bytes fill the caches
-    block, CUDA eager    CALLS calls, one wait                       / CALLS = alone_s     what host or GPU needs, whichever is more
-    block, CUDA graph    one graph of CALLS calls, replayed          / CALLS = alone_s
+    block, CUDA eager    CALLS calls, one wait    less a wait for nothing    / CALLS = alone_s    what host or GPU needs, whichever is more
+    block, CUDA graph    one graph of CALLS calls less one of none, replayed / CALLS = alone_s
     network              a call nobody times, then REPEATS timed one by one, each to its last kernel
 
 `time_in_rounds` visits all in a new order every round, so that a slow moment of the machine meets all, and takes the LOW quantile: what
@@ -103,11 +103,9 @@ def block_turn(module: nn.Module, shape: tuple[Any, ...], conditions: Conditions
         module(*inputs)
     if not conditions.on_cuda:
         return lambda: _cpu_block(module, inputs)
-    if conditions.mode == "eager":
-        call: Callable[[], object] = partial(_calls, module, inputs)
-    else:
-        call = _graph(module, inputs, CALLS)
-    return lambda: [(_cuda_seconds(call) / CALLS,) for _ in range(REPEATS)]
+    make = _graph if conditions.mode == "graph" else partial(partial, _calls)
+    calls, none = make(module, inputs, CALLS), make(module, inputs, 0)
+    return lambda: [(seconds,) for seconds in added_by_each(_cuda_seconds, calls, none)]
 
 
 def net_turn(module: nn.Module, shape: tuple[Any, ...], conditions: Conditions) -> Turn:
@@ -125,9 +123,15 @@ def net_turn(module: nn.Module, shape: tuple[Any, ...], conditions: Conditions) 
     return turn
 
 
-def _calls(module: nn.Module, inputs: list[torch.Tensor]) -> None:
-    for _ in range(CALLS):
+def _calls(module: nn.Module, inputs: list[torch.Tensor], calls: int) -> None:
+    for _ in range(calls):
         module(*inputs)
+
+
+def added_by_each(seconds: Callable[[Callable[[], object]], float], calls: Callable[[], object], none: Callable[[], object]) -> list[float]:
+    """What each of CALLS adds: starting and waiting happen once in a network, and a block without kernels (skip) adds nothing."""
+    waiting_s = min(seconds(none) for _ in range(REPEATS))  # the least, so that a slow moment does not make the block look fast
+    return [max(0.0, seconds(calls) - waiting_s) / CALLS for _ in range(REPEATS)]
 
 
 def _cpu_block(module: nn.Module, inputs: list[torch.Tensor]) -> list[Samples]:
