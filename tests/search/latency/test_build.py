@@ -123,6 +123,27 @@ def test_blocks_that_add_up_are_predicted_and_those_that_do_not_are_told(monkeyp
     assert abs(table.errors.missed_most[0].predicted_s / table.errors.missed_most[0].measured_s - 1) == pytest.approx(table.errors.worst)
 
 
+def test_passes_on_a_busy_machine_are_followed_by_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = planted(monkeypatch)
+    quiet, calls = build_module._timed, 2  # groups of a pass: blocks, networks
+
+    def busy(until: int) -> Any:
+        def timed(*given: Any) -> dict[str, tuple[float, ...]]:
+            slow = 1.3 if len(asked) < until * calls else 1.0
+            return {name: tuple(slow * value for value in values) for name, values in quiet(*given).items()}
+
+        return timed
+
+    plan = Plan(SHORT.calibration, SHORT.check, passes=2)
+    expected = build_table(SPACE, "cpu", plan=plan)
+    assert len(asked) == 2 * calls  # a quiet machine: what was planned
+    for slow_passes, passes in ((1, 3), (2, 2)):  # fast from the second pass on: a third finds nothing more; always slow: nobody knows
+        asked.clear()
+        monkeypatch.setattr(build_module, "_timed", busy(slow_passes))
+        found = build_table(SPACE, "cpu", plan=plan)
+        assert len(asked) == passes * calls and (found == expected) == (slow_passes == 1)
+
+
 def test_a_build_cut_off_goes_on_and_ends_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(build_module, "GROUP", 6)
     asked, journal = planted(monkeypatch), tmp_path / "t.journal"

@@ -5,7 +5,8 @@
     any other name or file.toml ──> estimated.py ────────────────────────────────────────────────────────────────────┘
 
 Blocks are visited GROUP at a time, since a space may have thousands; a pass goes through all of them, and a block's time is the
-least of its passes: what else runs on the machine only ever adds.
+least of its passes: what else runs on the machine only ever adds. Where the last pass was still faster for many, the machine was busy,
+and more passes follow, at most as many again.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 GROUP, PASSES, BLOCK_ROUNDS, NET_ROUNDS = 64, 4, 3, 3
 CALIBRATION_NETS, CHECK_NETS = 16, 12
+FASTER, MANY = 0.03, 0.1
+"""A pass that made this share of all times this much less than any before it shows that the machine was busy."""
 MOST_BLOCKS = 50_000
 MOST_MISSES = 500
 """Draws in a row that gave nothing new: the space has no more, or hardly any."""
@@ -82,8 +85,8 @@ def build_table(
     blocks, points = checked_blocks(space), distinct_points(space, chosen.calibration + chosen.check, chosen.seed)
     fixed = identity(space, conditions)
     with open_journal(journal, {**fixed, **conditions.to_json(), "plan": repr(chosen)}) as kept:
-        _measure(space, blocks, points, conditions, chosen, kept, say)
-        times = _combined(kept, chosen.passes)
+        passes = _measure(space, blocks, points, conditions, chosen, kept, say)
+        times = _combined(kept, passes)
     return _assembled(space, blocks, points, times, chosen, fixed, conditions, say)
 
 
@@ -122,8 +125,8 @@ def identity(space: Space, conditions: Conditions) -> dict[str, Any]:
 
 def _measure(
     space: Space, blocks: Sequence[Block], points: Sequence[Point], conditions: Conditions, plan: Plan, journal: Journal, say: Report
-) -> None:
-    """Fill the journal with what it does not know yet."""
+) -> int:
+    """Fill the journal with what it does not know yet; how many passes it holds then."""
     makers: dict[str, Callable[[], Turn]] = {}
     for block in blocks:
         makers[f"block {block.key}"] = lambda block=block: block_turn(block.make(), block.shape, conditions)  # type: ignore[misc]
@@ -131,7 +134,9 @@ def _measure(
     for place, point in enumerate(points):
         nets[f"net {place}"] = lambda point=point: net_turn(space.build(point, seed=0), space.input_shape, conditions)  # type: ignore[misc]
     total, done = plan.passes * (len(makers) + len(nets)), 0
-    for pass_ in range(plan.passes):
+    for pass_ in range(2 * plan.passes):
+        if pass_ >= plan.passes and _settled(journal, pass_):
+            return pass_
         for part, rounds, size in ((makers, plan.block_rounds, GROUP), (nets, plan.net_rounds, 2 * GROUP)):
             names = list(part)
             python_random.Random(plan.seed + pass_).shuffle(names)
@@ -141,6 +146,15 @@ def _measure(
                 if any(name not in journal.known(pass_) for name in group):
                     journal.put(pass_, _timed({name: part[name] for name in group}, conditions, rounds, plan.seed + pass_))
                 say(f"pass {pass_ + 1} of {plan.passes}: {done} of {total} timed")
+    return 2 * plan.passes
+
+
+def _settled(journal: Journal, passes: int) -> bool:
+    """Whether the last of so many passes found hardly anything faster than those before it; a single one has nothing to be held against."""
+    if passes == 1:
+        return True
+    before, last = _combined(journal, passes - 1), journal.known(passes - 1)
+    return sum(last[name][0] < (1 - FASTER) * before[name][0] for name in last) < MANY * len(last)
 
 
 def _timed(makers: dict[str, Callable[[], Turn]], conditions: Conditions, rounds: int, seed: int) -> dict[str, tuple[float, ...]]:
