@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.train import history as history_module
+from ridgeline.train.augment import Augmentation
 from ridgeline.train.fit import fit
 from ridgeline.train.history import History
 from ridgeline.train.loss import cross_entropy
+from ridgeline.workload.data import Data, Split
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -110,3 +112,16 @@ def test_compiled_graphs_train_the_same() -> None:
     assert c.loss[-1] < c.loss[0] and all(value.isfinite().all() for value in cut.state_dict().values())
     for x, y in zip(plain.parameters(), graphed.parameters(), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-2, atol=1e-4)
+
+
+def test_mixed_labels_go_through_a_graph() -> None:
+    """Boxes and labels are drawn on the CPU: with and without a graph the same batches, so nearly the same losses."""
+    inputs, targets = problem()
+    split, mixing = Split((inputs * 40 + 128).clamp(0, 255).to(torch.uint8), targets), Augmentation(1, cutmix=0.5, classes=2)
+    data = Data("given", "image", 2, split, split, prepare=lambda images: images.float() / 128 - 1, augment=mixing)
+    losses = []
+    for graph in (False, True):
+        model = net()
+        model[4] = nn.Identity()  # type: ignore[operator]
+        losses.append(fit(model, data, steps=12, batch=64, device="cuda", learning_rate=0.02, progress=False, graph=graph).loss)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)

@@ -57,6 +57,8 @@ def test_the_hash_is_of_what_decides() -> None:
     assert recipe.changed(name="other", description="…").hash == recipe.hash
     assert recipe.changed(augment__cutout=8).hash != recipe.hash != recipe.changed(learning_rate=0.3).hash
     assert recipe.changed(augment__cutout=8).augment.cutout == 8 and recipe.augment.cutout == 16
+    mixing = recipe.changed(augment__cutmix=0.5)
+    assert recipe.hash == "af82e1bb095b" != mixing.hash and mixing.changed(augment__cutmix=0.0).hash == recipe.hash  # as in results/
     written = parse_recipe(json.loads(json.dumps(recipe.model_dump(mode="json"))))
     assert written == recipe
 
@@ -94,6 +96,13 @@ def test_digits_are_learnt() -> None:
     assert trained.accuracy >= 0.97 and trained.accuracy_mirrored is None
     assert (trained.epochs, trained.steps, trained.test_rows) == (4, 4 * (1438 // 64), 359)
     assert json.loads(json.dumps(trained.to_json()))["recipe_hash"] == load_recipe("digits").hash
+
+
+def test_mixed_images_teach_too() -> None:
+    recipe = load_recipe("digits").changed(augment__cutmix=0.5)
+    trained, plain = (train_network(net(), digits(), one, epochs=4, seed=0) for one in (recipe, "digits"))
+    assert trained.accuracy >= 0.95
+    assert trained.history.loss[-1] > plain.history.loss[-1] + 0.1  # of mixed labels nobody can be sure
 
 
 def test_the_test_split_is_only_scored() -> None:

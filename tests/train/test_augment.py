@@ -1,4 +1,4 @@
-"""Shift, mirror and cut out against a loop over pixels; drawn for a whole epoch as for one step."""
+"""Shift, mirror, cut out and mix against a loop over pixels; drawn for a whole epoch as for one step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Generator, Tensor
 
-from ridgeline.core.errors import OptionError
+from ridgeline.core.errors import DataError, OptionError
 from ridgeline.train.augment import Augmentation
 from ridgeline.train.feed import batches
 from ridgeline.train.seeds import epoch_order, step_generator
@@ -31,7 +31,7 @@ def by_hand(made: Augmentation, images: Tensor, drawn: Tensor) -> Tensor:
     out = images.clone()
     count, channels, height, width = images.shape
     for n in range(count):
-        top, left, mirrored, cut_y, cut_x = drawn[:, n].tolist()
+        top, left, mirrored, cut_y, cut_x, *_ = drawn[:, n].tolist()
         for y in range(height):
             for x in range(width):
                 from_y, from_x = y + top - made.shift, (width - 1 - x if mirrored else x) + left - made.shift
@@ -42,21 +42,64 @@ def by_hand(made: Augmentation, images: Tensor, drawn: Tensor) -> Tensor:
                     filled = cut or (outside and made.border == "zeros")
                     fill = made.fill[c] if len(made.fill) > 1 else made.fill[0]
                     out[n, c, y, x] = fill if filled else images[n, c, bounced(from_y, height), bounced(from_x, width)]
-    return out
+    mixed = out.clone()
+    for n in range(count):
+        top, bottom, left, right = drawn[5:, n].tolist()
+        mixed[n, :, top:bottom, left:right] = out[(n + 1) % count, :, top:bottom, left:right]
+    return mixed
 
 
 @settings(max_examples=12, deadline=None)
 @given(
     shift=st.integers(0, 4), border=st.sampled_from(("zeros", "reflect")), flip=st.sampled_from(("none", "random", "alternate")),
-    cutout=st.integers(0, 7), fill=st.sampled_from(((0,), (3, 250))), height=st.integers(5, 8), width=st.integers(5, 7),
-    seed=st.integers(0, 99),
+    cutout=st.integers(0, 7), fill=st.sampled_from(((0,), (3, 250))), cutmix=st.sampled_from((0.0, 0.5, 1.0)), height=st.integers(5, 8),
+    width=st.integers(5, 7), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_pixels_are_those_of_a_plain_loop(height: int, width: int, seed: int, **fields: Any) -> None:
-    made = Augmentation(**fields)
+    made = Augmentation(**fields, classes=3)
     generator = Generator().manual_seed(seed)
     images = torch.randint(10, 240, (4, 2, height, width), generator=generator, dtype=torch.uint8)
     drawn = made.draw(torch.arange(4), (height, width), seed, 1, generator)
     assert torch.equal(made.apply(images, drawn), by_hand(made, images, drawn))
+
+
+def test_labels_count_by_what_is_seen_of_their_images() -> None:
+    """Images of one brightness each, so that the share of a label is the share of its pixels."""
+    labels = torch.tensor([2, 0, 1, 1, 0, 2])
+    images = (10 * labels + 1).to(torch.uint8)[:, None, None, None].expand(6, 1, 8, 12).contiguous()
+    made, boxes = Augmentation(cutmix=0.7, classes=3), 0
+    for seed in range(20):
+        drawn = made.draw(torch.arange(6), (8, 12), 0, 0, Generator().manual_seed(seed))
+        seen = made.apply(images, drawn)
+        for n, share in enumerate(made.shares(labels, drawn, (8, 12)).tolist()):
+            pixels = [float((seen[n] == 10 * label + 1).float().mean()) for label in range(3)]
+            assert share == pytest.approx(pixels, abs=1e-6)
+            boxes += max(share) < 1
+    assert boxes > 30
+    plain = Augmentation(shift=1, classes=3)
+    assert plain.shares(labels, plain.draw(torch.arange(6), (8, 12), 0, 0, Generator()), (8, 12)) is labels
+
+
+def test_boxes_take_all_sizes_and_spare_images_from_being_cut_out() -> None:
+    made, size = Augmentation(cutmix=0.6, classes=2, cutout=16), (32, 32)
+    drawn = made.draw(torch.arange(20_000), size, 0, 0, Generator().manual_seed(0))
+    boxed, area = drawn[6] > 0, ((drawn[6] - drawn[5]) * (drawn[8] - drawn[7])).float() / 1024
+    assert boxed.float().mean() == pytest.approx(0.6, abs=0.02)
+    assert (drawn[5:, ~boxed] == 0).all() and (drawn[3, boxed] == 32 + 16).all() and (drawn[3, ~boxed] < 32).all()
+    assert area.min() >= 0 and area.max() > 0.95 and drawn.min() >= 0 and drawn[5:].max() == 32
+    images = torch.full((500, 1, 32, 32), 7, dtype=torch.uint8)
+    cut = (made.apply(images, drawn[:, :500]) == 0).any(dim=(1, 2, 3))
+    neighbour = torch.cat([boxed[1:500], boxed[:1]])
+    assert not (cut & boxed[:500] & neighbour).any() and cut[~boxed[:500]].all()
+
+
+def test_labels_that_cannot_be_mixed_are_refused() -> None:
+    with pytest.raises(OptionError, match="share of the images"):
+        Augmentation(cutmix=0.5)
+    with pytest.raises(OptionError, match="labels change"):
+        Augmentation(cutmix=0.5, classes=3)(a_split().inputs, Generator())
+    with pytest.raises(DataError, match="one of 3 classes"):
+        fed(a_split(), augment=Augmentation(cutmix=0.5, classes=3))
 
 
 def test_every_second_epoch_is_mirrored() -> None:
@@ -97,6 +140,20 @@ def test_modes_resumed_runs_and_ranks_see_the_same_images(mode: str) -> None:
     whole = fed(split)
     assert all(map(torch.equal, fed(split, start=2, mode=mode), whole[2:]))
     halves = zip(fed(split, rank=0, world=2, mode=mode), fed(split, rank=1, world=2, mode=mode), strict=True)
+    assert all(torch.equal(torch.cat(pair), one) for pair, one in zip(halves, whole, strict=True))
+
+
+def test_mixed_labels_are_the_same_for_ranks_and_resumed_runs() -> None:
+    made, split = Augmentation(2, flip="random", cutmix=0.5, classes=30), a_split()
+
+    def labels(**given: Any) -> list[Tensor]:
+        options = {"batch": 8, "steps": 7, "device": torch.device("cpu"), "seed": 3, **given}
+        return [one.targets.clone() for one in batches(split, lambda epoch: epoch_order(30, 3, epoch), augment=made, **options)]
+
+    whole = labels()
+    assert all(one.shape == (8, 30) and torch.allclose(one.sum(1), torch.ones(8)) for one in whole)
+    assert all(map(torch.equal, labels(start_step=3), whole[3:]))
+    halves = zip(labels(rank=0, world=2), labels(rank=1, world=2), strict=True)
     assert all(torch.equal(torch.cat(pair), one) for pair, one in zip(halves, whole, strict=True))
 
 

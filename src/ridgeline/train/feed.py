@@ -34,7 +34,7 @@ from .seeds import step_generator
 Mode = Literal["auto", "resident", "prefetch", "blocking"]
 Order = Callable[[int], Tensor]
 Augment = Callable[[Tensor, Generator], Tensor] | Augmentation
-Change = Callable[[Tensor, int], Tensor]  # a batch of this step, augmented
+Change = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]  # inputs and targets of this step, augmented
 Raw = Yields[tuple[Tensor, Tensor, float], None, None]  # inputs and targets on the device, seconds waited
 MODES = ("auto", "resident", "prefetch", "blocking")
 RESIDENT_SHARE = 0.25  # of the free device memory: what is left must hold weights, optimiser and activations
@@ -100,27 +100,29 @@ def batches(
 
 
 def _drawn_by_step(augment: Callable[[Tensor, Generator], Tensor] | None, seed: int) -> Change:
-    def change(images: Tensor, step: int) -> Tensor:
-        return augment(images, step_generator(seed, step)) if augment else images
+    def change(images: Tensor, targets: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        return (augment(images, step_generator(seed, step)) if augment else images), targets
 
     return change
 
 
 def _drawn_ahead(augment: Augmentation, plan: Plan, split: Split, device: torch.device, seed: int) -> Change:
     """Numbers of a whole epoch drawn on the CPU, step by step, and copied at once: the same as drawn one by one."""
-    height, width = split.inputs.shape[-2:]
-    drawn: dict[int, Tensor] = {}
+    size, drawn = (split.inputs.shape[-2], split.inputs.shape[-1]), dict[int, Tensor]()
+    if augment.cutmix:
+        _check_labels(split.targets, augment.classes)
 
     def draw(epoch: int, order: Tensor, steps: range) -> None:
-        parts = [augment.draw(plan.slice(order, s), (height, width), seed, epoch, step_generator(seed, s)) for s in steps]
+        parts = [augment.draw(plan.slice(order, s), size, seed, epoch, step_generator(seed, s)) for s in steps]
         drawn.update(zip(steps, torch.stack(parts).to(device).unbind(0), strict=True))
 
     epochs = plan.epochs()
 
-    def change(images: Tensor, step: int) -> Tensor:
+    def change(images: Tensor, targets: Tensor, step: int) -> tuple[Tensor, Tensor]:
         if step not in drawn:
             draw(*next(epochs))
-        return augment.apply(images, drawn.pop(step))
+        here = drawn.pop(step)
+        return augment.apply(images, here), augment.shares(targets, here, size)
 
     return change
 
@@ -132,8 +134,7 @@ def _finished(raw: Raw, plan: Plan, own: tuple[int, int], change: Change | None,
         for step in range(plan.start_step, plan.steps):
             inputs, targets, wait_s = next(raw)
             if change is not None:
-                inputs = change(inputs, step)[own[0] : own[1]]
-                targets = targets[own[0] : own[1]]
+                inputs, targets = (changed[own[0] : own[1]] for changed in change(inputs, targets, step))
             yield Batch(prepare(inputs), targets, wait_s, step, step // each)
     finally:
         raw.close()
@@ -282,6 +283,16 @@ def _checked(order: Tensor, rows: int, epoch: int) -> Tensor:
             do="return torch.randperm(len(split), generator=…)",
         )
     return order
+
+
+def _check_labels(targets: Tensor, classes: int) -> None:
+    """Whether there is a class for each image to mix."""
+    if targets.is_floating_point() or targets.ndim != 1 or not 0 <= int(targets.min()) <= int(targets.max()) < classes:
+        raise DataError(
+            f"targets {targets.dtype} {list(targets.shape)} with cutmix",
+            why=f"labels are mixed, so each image needs one of {classes} classes",
+            do="give a label from 0 for each image, or leave cutmix out",
+        )
 
 
 def _check(split: Split, batch: int, steps: int, start_step: int, rank: int, world: int) -> None:
