@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from ridgeline.core.errors import OptionError, RidgelineError
+from ridgeline.core.journal import open_results
 from ridgeline.crossbar.study import chips as chips_module
 from ridgeline.crossbar.study.chips import ChipsResult, evaluate_chips
-from ridgeline.crossbar.study.journal import model_digest, open_journal
+from ridgeline.crossbar.study.digests import model_digest, simulator_digest
 from ridgeline.crossbar.study.subject import cost_of, load_subject, without_noise
 from ridgeline.target.load import load_crossbar
 from ridgeline.train.evaluate import evaluate
@@ -81,21 +82,30 @@ def test_a_killed_run_goes_on_where_it_was(subject: Any, tmp_path: Path, monkeyp
 
 def test_a_folder_of_another_run_is_refused(subject: Any, tmp_path: Path) -> None:
     evaluate_chips(subject, chip(), chips=1, run=tmp_path, progress=False)
-    with pytest.raises(OptionError, match="another chip, images"):
+    with pytest.raises(OptionError, match="these differ: chip, images"):
         evaluate_chips(subject, chip(adc_levels=64), chips=1, images=8, run=tmp_path, progress=False)
 
 
 def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
-    with open_journal(tmp_path, {"a": 1}) as journal:
+    with open_results(tmp_path, {"a": 1}) as journal:
         journal.put("one", {"x": 1})
     (tmp_path / "lines.jsonl").write_bytes(b'nonsense\n{"key": "two", "result": {}}\n')
-    with pytest.raises(OptionError, match="line 1"), open_journal(tmp_path, {"a": 1}):
+    with pytest.raises(OptionError, match="line 1"), open_results(tmp_path, {"a": 1}):
         pass
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    with open_journal(tmp_path, {}), pytest.raises(OptionError, match="in use"), open_journal(tmp_path, {}):
+    with open_results(tmp_path, {}), pytest.raises(OptionError, match="in use"), open_results(tmp_path, {}):
         pass
+
+
+def test_digest_sees_every_line_of_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, before = Path.read_bytes, simulator_digest()
+    for name in ("engine/fused_kernels.py", "layer/product.py", "study/chips.py", "adc.py"):
+        monkeypatch.setattr(Path, "read_bytes", lambda path, name=name: read(path) + b"#" * path.as_posix().endswith(name))
+        assert simulator_digest() != before
+    monkeypatch.undo()
+    assert simulator_digest() == before
 
 
 def test_digest_sees_every_weight(subject: Any) -> None:

@@ -22,12 +22,13 @@ import torch
 from torch import nn
 
 from ...core.errors import OptionError
+from ...core.journal import open_results
 from ...target.crossbar import CrossbarSpec
 from ...target.load import load_crossbar
 from ...train.evaluate import device_of, evaluate
 from ...workload.data import Data
 from ..layer.layers import products, set_call, set_chip
-from .journal import model_digest, open_journal, simulator_digest
+from .digests import model_digest, simulator_digest
 from .subject import CALIBRATION_IMAGES, ChipCost, Report, Subject, cost_of, load_subject, on_chip, quiet, without_noise
 
 RENDERERS = {"table": "ridgeline.report.crossbar_table:render_crossbar", "html": "ridgeline.report.crossbar_html:render_crossbar_html"}
@@ -138,7 +139,7 @@ def evaluate_chips(
     }  # fmt: skip
     notes = [] if not spec.ideal else ["nothing on this chip is random: one chip stands for all"]
     convert = {"engine": engine, "seed": seed, "calibrate": calibrate, "batch": batch, "overrides": overrides}
-    with open_journal(run, header) as journal:
+    with open_results(run, header) as journal:
         say("digital")
         digital = journal.get("digital") or journal.put("digital", _score(subject.module, subject, count, batch))
         say(f"{spec.name} built perfectly")

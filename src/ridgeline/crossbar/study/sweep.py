@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from ...core.errors import OptionError, unknown_name
+from ...core.journal import open_results
 from ...core.spec import Constant, parse_spec
 from ...measure.memory import measured_peak_bytes
 from ...target.crossbar import CrossbarSpec
@@ -34,7 +35,7 @@ from ...train.evaluate import device_of, evaluate
 from ...workload.case import ModelCase
 from ...workload.data import Data
 from ...workload.graph import Workload
-from .journal import model_digest, open_journal, simulator_digest
+from .digests import model_digest, simulator_digest
 from .precision import DEFAULT, PRECISIONS, error_against_reference, use_precision
 from .subject import Report, Subject, cost_of, load_subject, on_chip, quiet, work_of
 
@@ -130,7 +131,7 @@ def sweep(
     }  # fmt: skip
     options: dict[str, Any] = {"images": count, "batch": batch, "seed": seed, "engine": engine, "calibrate": calibrate}
     rows, workload = [], work_of(subject)
-    with open_journal(run, header) as journal:
+    with open_results(run, header) as journal:
         digital = journal.get("digital") or journal.put("digital", {"accuracy": _accuracy(subject.module, subject, count, batch)})
         for place, (settings, spec) in enumerate(variants, 1):
             key = json.dumps(settings, sort_keys=True)

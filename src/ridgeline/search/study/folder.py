@@ -1,7 +1,7 @@
 """The one layout of a run folder, which a run writes and every report reads.
 
     run.json                  schema, request (everything that decides the results), versions, machine
-    trials.jsonl              one line a finished trial or final training, in order (journal.py); a process that writes holds its lock
+    trials.jsonl              one line a finished trial or final training, in order (core/journal.py); a process that writes holds its lock
     trials/<n>/               checkpoints of trial n: training/, of a supernet search/; removed once its line is in the journal
     final/<seed>/             checkpoints, then weights.safetensors of that seed's winner trained on the whole training split
     front.json                Front.to_json(): trials no other beats, the winner of every seed, mean ± std; written anew after every trial
@@ -25,7 +25,7 @@ from typing import Any
 
 from ...core.errors import OptionError
 from ...core.files import write_json
-from .journal import Entry, Journal, open_journal, read_entries
+from ...core.journal import HEADER, Entry, Journal, differing, open_journal, read_entries
 
 SCHEMA = 1
 MOST_BYTES = 16 << 20
@@ -69,15 +69,15 @@ def open_run(path: Path | None, request: Mapping[str, Any], *, resume: bool = Tr
 
 
 def _agree(path: Path, wanted: dict[str, Any], journal: Journal, resume: bool, say: Callable[[str], None]) -> None:
-    if not (path / "run.json").exists():
+    if not (path / HEADER).exists():
         if journal.entries:
             raise OptionError(f"{path} holds trials without run.json", why="what they belong to is unknown", do="give another folder")
-        write_json(path / "run.json", {"schema": SCHEMA, "request": wanted, "versions": versions()})
+        write_json(path / HEADER, {"schema": SCHEMA, "request": wanted, "versions": versions()})
         return
     document = read_run(path)
     before = document["request"]
-    if differing := sorted(name for name in {*wanted, *before} if before.get(name) != wanted.get(name)):
-        told = "; ".join(f"{name} was {_short(before.get(name))}, now {_short(wanted.get(name))}" for name in differing[:3])
+    if differ := differing(before, wanted):
+        told = "; ".join(f"{name} was {_short(before.get(name))}, now {_short(wanted.get(name))}" for name in differ[:3])
         raise OptionError(f"{path} holds another run", why=told, do=f"give another folder, or go on with it: --resume {path}")
     if journal.entries and not resume:
         raise OptionError(f"{path} holds a run already", why=f"{len(journal.entries)} lines are finished", do="resume it, or give another")
@@ -92,9 +92,9 @@ def _short(value: Any) -> str:
 
 def read_run(path: Path) -> dict[str, Any]:
     """run.json, checked as far as others rely on it."""
-    document = _document(path / "run.json")
+    document = _document(path / HEADER)
     if document.get("schema") != SCHEMA or not isinstance(document.get("request"), dict):
-        raise OptionError(f"{path / 'run.json'} is not a run of this version", why=f"schema {SCHEMA} is read", do="give another folder")
+        raise OptionError(f"{path / HEADER} is not a run of this version", why=f"schema {SCHEMA} is read", do="give another folder")
     return document
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from ridgeline.core.errors import OptionError
+from ridgeline.core.journal import HEADER
 from ridgeline.estimate.spatial.codesign import codesign, header_of, open_journal
-from ridgeline.estimate.spatial.codesign.journal import HEADER, LINES, engine_digest, folder_name
+from ridgeline.estimate.spatial.codesign.journal import LINES, engine_digest, folder_name
 from ridgeline.estimate.spatial.codesign.space import DesignSpace
 from tests.estimate.spatial.codesign.killed import BUDGET, SEED
 from tests.estimate.spatial.codesign.nets import SPACE, pebble_problem
@@ -68,7 +69,7 @@ def test_a_finished_run_maps_nothing_again(tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_chip_is_on_disk_before_the_next_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     flushed: list[int] = []
-    monkeypatch.setattr("ridgeline.estimate.spatial.codesign.journal.os.fsync", lambda number: flushed.append(len(lines(tmp_path))))
+    monkeypatch.setattr("ridgeline.core.journal.os.fsync", lambda number: flushed.append(len(lines(tmp_path))))
     search(tmp_path)
     assert [count for count in flushed if count] == [1, 2, 3, 4]
 
@@ -88,16 +89,19 @@ def test_broken_line_in_the_middle_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="line 2 of"):
         search(tmp_path)
     assert lines(tmp_path)[2:] == before[2:]  # nothing was thrown away
+    (tmp_path / LINES).write_bytes(b"".join([b'{"key": "a", "result": {"area": 1}}\n', *before]))
+    with pytest.raises(OptionError, match="chip 'a' of"):
+        search(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("engine", "0", "another version of the cost model"),
-        ("base", {}, "another base array"),
-        ("models", [{"model": "resnet18"}], "other models"),
-        ("objective", "energy", "another objective"),
-        ("rules", {}, "other scaling rules"),
+        ("engine", "0", "the version of the cost model"),
+        ("base", {}, "the base array"),
+        ("models", [{"model": "resnet18"}], "models"),
+        ("objective", "energy", "the mapper's objective"),
+        ("rules", {}, "scaling rules"),
     ],
 )
 def test_other_runs_do_not_mix(tmp_path: Path, field: str, value: object, words: str) -> None:
