@@ -46,6 +46,7 @@ REQUEST = (
     "space",
     "set_space",
     "strategy",
+    "set_strategy",
     "objectives",
     "limit",
     "on",
@@ -98,6 +99,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--space", default="nb201", help="searched: where")
     parser.add_argument("--set-space", action="append", default=[], metavar="NAME=VALUE", help="searched: a setting of the space")
     parser.add_argument("--strategy", default="model", help="searched: by which strategy")
+    parser.add_argument("--set-strategy", action="append", default=[], metavar="NAME=VALUE", help="searched: a setting of the strategy")
     parser.add_argument("--objectives", default="accuracy,latency", help="searched: the first decides")
     parser.add_argument(
         "--limit", action="append", default=[], help="searched: e.g. latency<=0.4ms, so that accuracy is not bought by size"
@@ -127,12 +129,15 @@ def parse() -> argparse.Namespace:
 def searched(options: argparse.Namespace, data: Data) -> list[Row]:
     """A search; its winner's genotype and its seconds go into the options. Every trial with its objectives."""
     start, folder = time.perf_counter(), Path(tempfile.mkdtemp(prefix="search-"))
-    settings = {name: value_of(text) for name, text in (one.partition("=")[::2] for one in options.set_space)}
+    settings, own = (
+        {name: value_of(text) for name, text in (one.partition("=")[::2] for one in given)}
+        for given in (options.set_space, options.set_strategy)
+    )
     front = search(
         options.space, data, options.on, options.objectives, f"{options.trials}trials", settings=settings, strategy=options.strategy,
-        limits=options.limit, epochs=options.trial_epochs, seeds=(options.seed,), device=options.device, train_winner=False,
-        final=sizes_of(options), batch=options.latency_batch, dtype=pass_dtype(options), folder=folder / "run", onnx=False,
-        report=lambda line: print(f"  {line}", flush=True),
+        strategy_settings=own, limits=options.limit, epochs=options.trial_epochs, seeds=(options.seed,), device=options.device,
+        train_winner=False, final=sizes_of(options), batch=options.latency_batch, dtype=pass_dtype(options), folder=folder / "run",
+        onnx=False, report=lambda line: print(f"  {line}", flush=True),
     )  # fmt: skip
     options.genotype = folder / "genotype.json"
     options.genotype.write_text(json.dumps(front.genotypes[front.winners[options.seed]]), encoding="utf-8")
