@@ -9,6 +9,7 @@ import torch
 
 from ridgeline.kernel import jit
 from ridgeline.kernel.plan import Plan, planned, start
+from ridgeline.kernel.tuning import forced
 
 
 class Compiled:
@@ -61,6 +62,71 @@ def test_the_second_launch_goes_straight_to_the_compiled_kernel(launched: tuple[
     start(one, (y, x), (0.25,))
     assert len(slow) == 1
     assert quick == [(3, 2, 1, 7, "function", "metadata", None, None, None, y.data_ptr(), x.data_ptr(), 64, 0.25, 32)]
+
+
+class Descriptor:
+    """Stands for a tensor descriptor."""
+
+    def __init__(self, base: torch.Tensor) -> None:
+        self.base, self.block_shape = base, [16, 16]
+
+
+def test_descriptors_come_first_and_may_differ_from_launch_to_launch(launched: tuple[list[Any], list[Any]]) -> None:
+    slow, quick = launched
+    one, x = plan(), torch.zeros(64)
+    first, second = Descriptor(x), Descriptor(torch.ones(64))
+    start(one, (x,), (0.5,), (first,))
+    start(one, (x,), (0.5,), (second,))
+    assert [args for _, args, _ in slow] == [(first, x, 64, 0.5)]
+    assert quick == [(3, 2, 1, 7, "function", "metadata", None, None, None, second, x.data_ptr(), 64, 0.5, 32)]
+
+
+def products() -> dict[str, Any]:
+    """Operators whose launch is kept, as functions that launch with fresh tensors and give them back."""
+    pytest.importorskip("triton")
+    from ridgeline.kernel import cross_entropy, gemv_kernels, matmul_kernels, weight_only, weight_only_kernels
+
+    def halves(*shape: int) -> torch.Tensor:
+        return torch.randn(shape).to(torch.bfloat16)
+
+    def matmul(chosen: int) -> Any:
+        with forced("matmul", matmul_kernels.CANDIDATES[chosen]):
+            matmul_kernels.run_matmul(halves(256, 128), halves(128, 256), halves(256, 256), (256, 256, 128), (128, 1))
+
+    return {
+        "matmul by TMA": lambda: matmul(0),
+        "matmul by pointers": lambda: matmul(8),
+        "int8": lambda: weight_only_kernels.run_int8(halves(1, 256), *weight_only.quantize_int8(halves(64, 256)), None),
+        "gemv": lambda: gemv_kernels.run_gemv(halves(1, 256), halves(64, 256), None, None, None, False, None, 0.0),
+        "int4": lambda: gemv_kernels.run_nibbles(
+            halves(1, 256), *weight_only.quantize_int4(halves(64, 256)), 128, None, None, False, None, 0.0
+        ),
+        "cross entropy": lambda: cross_entropy._forward(
+            halves(8, 64), torch.zeros(8, dtype=torch.int64), -100, 0.1, cross_entropy.MEAN, False
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["matmul by TMA", "matmul by pointers", "int8", "gemv", "int4", "cross entropy"])
+def test_a_kept_launch_is_the_first_one_again(launched: tuple[list[Any], list[Any]], name: str) -> None:
+    """Sizes, numbers and constants of the second launch are those of the first, place by place; tensors are addresses."""
+    slow, quick = launched
+    run = products()[name]
+    run()
+    kernels = len(slow)
+    run()
+    assert kernels and len(slow) == kernels and len(quick) == kernels
+    for (grid, args, constants), later in zip(slow, quick, strict=True):
+        assert later[: len(grid)] == grid
+        given = later[9 : 9 + len(args)]
+        for before, after in zip(args, given, strict=True):
+            if isinstance(before, torch.Tensor):
+                assert isinstance(after, int) and after % 16 == 0
+            elif hasattr(before, "block_shape"):
+                assert (after.block_shape, after.shape, after.strides) == (before.block_shape, before.shape, before.strides)
+            else:
+                assert after == before and type(after) is type(before)
+        assert set(later[9 + len(args) :]) <= {*constants.values(), None}
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,10 @@ import torch
 import torch.nn.functional as F
 
 from .case import Anchor, Case, Inputs, benchmark
-from .jit import jit, launch, tl
+from .jit import jit, tl
 from .library import operator
+from .plan import Plan, planned
+from .plan import start as begin
 from .replace import replaces, worth
 from .tuning import Config, bucketed, config, space
 
@@ -222,23 +224,19 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-def shape_of_launch(op: str, vocabulary: int, bytes_each: int, aligned: bool) -> dict[str, Any]:
-    """Constants of the launch for logits whose classes lie side by side; built once for a bucket, as long as its configuration stays."""
-    bucket = bucketed(vocabulary)
-    key = (op, bucket, bytes_each, aligned)
-    plan = _plans.get(key)
-    default = plan[0] if plan is not None else default_config(op, bucket, bytes_each)
-    chosen = config(op, (bucket, bytes_each), default)
-    if plan is not None and plan[1] is chosen:
-        return plan[2]
+_plans: dict[Any, Plan] = {}
+
+
+def _plan(op: str, kernel: Any, x: torch.Tensor, sizes: tuple[int, ...], constants: dict[str, Any]) -> Plan:
+    """A program for each row of logits whose classes lie side by side."""
+    (rows, vocabulary), bytes_each = x.shape, x.element_size()
+    bucket = (bucketed(vocabulary), bytes_each)
+    default = default_config(op, *bucket)
+    chosen = config(op, bucket, default)
     warps = chosen["WARPS"]
-    constants = {"ALIGNED": aligned, "VEC": 16 // bytes_each, "PER": chosen["PER"], "THREADS": 32 * warps, "STAGES": chosen["STAGES"],
-                 "num_warps": warps}  # fmt: skip
-    _plans[key] = (default, chosen, constants)
-    return constants
-
-
-_plans: dict[tuple[str, int, int, bool], tuple[Config, Config, dict[str, Any]]] = {}
+    shape = {"ALIGNED": x.stride(0) * bytes_each % 16 == 0, "VEC": 16 // bytes_each, "PER": chosen["PER"], "THREADS": 32 * warps,
+             "STAGES": chosen["STAGES"], "num_warps": warps}  # fmt: skip
+    return Plan(op, bucket, default, chosen, kernel, (rows,), sizes, {**constants, **shape})
 
 
 def default_config(op: str, bucket: int, bytes_each: int) -> Config:
@@ -271,24 +269,25 @@ def _forward(
     x = rows_of(logits)
     target = target.contiguous()
     rows, vocabulary = x.shape
-    stride, bytes_each = x.stride(0), x.element_size()
     loss, stats = _outputs(x, rows, reduction, wide)
-    launch(
-        _forward_kernel, (rows,), x, target, loss, stats, stride, rows, vocabulary, ignore_index, SMOOTHING=label_smoothing,
-        EACH=reduction == NONE, **shape_of_launch("cross_entropy", vocabulary, bytes_each, stride * bytes_each % 16 == 0),
-    )  # fmt: skip
+    sizes, constants = (x.stride(0), rows, vocabulary, ignore_index), {"SMOOTHING": label_smoothing, "EACH": reduction == NONE}
+    key = (sizes, x.dtype, label_smoothing, reduction == NONE, x.get_device())
+    begin(planned(_plans, key, _plan, "cross_entropy", _forward_kernel, x, sizes, constants), (x, target, loss, stats))
     if reduction == NONE:
         return loss, stats
     if rows <= FEW_ROWS:
-        launch(
-            _total_kernel, (1,), target, loss, stats, rows, ignore_index,
-            AVERAGE=reduction == MEAN, BLOCK=min(4096, max(128, bucketed(rows))), num_warps=4 if rows <= 512 else 16,
-        )  # fmt: skip
+        named = (rows, ignore_index, reduction, x.get_device())
+        begin(planned(_plans, named, _total_plan, rows, ignore_index, reduction), (target, loss, stats))
     else:
         counted, total = stats[3 * rows], stats[2 * rows : 3 * rows].sum()
         torch.sum(target != ignore_index, dim=0, dtype=stats.dtype, out=counted)
         loss.copy_(total / counted if reduction == MEAN else total)
     return loss, stats
+
+
+def _total_plan(rows: int, ignore_index: int, reduction: int) -> Plan:
+    constants = {"AVERAGE": reduction == MEAN, "BLOCK": min(4096, max(128, bucketed(rows))), "num_warps": 4 if rows <= 512 else 16}
+    return Plan("", (), {}, {}, _total_kernel, (1,), (rows, ignore_index), constants)
 
 
 def _outputs(logits: torch.Tensor, rows: int, reduction: int, wide: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -303,14 +302,13 @@ def _backward(
     reduction: int,
 ) -> torch.Tensor:  # fmt: skip
     x = rows_of(logits)
-    rows, vocabulary = x.shape
-    stride, bytes_each = x.stride(0), x.element_size()
+    (rows, vocabulary), stride = x.shape, x.stride(0)
     out = torch.empty_like(x) if stride == vocabulary else x.new_empty((rows, vocabulary))
-    launch(
-        _backward_kernel, (rows,), grad, x, target.contiguous(), stats, out, grad.stride(0) if reduction == NONE else 0, stride, rows,
-        vocabulary, ignore_index, SMOOTHING=label_smoothing, AVERAGE=reduction == MEAN, SAME=stride == vocabulary,
-        **shape_of_launch("cross_entropy_backward", vocabulary, bytes_each, stride * bytes_each % 16 == 0),
-    )  # fmt: skip
+    sizes = (grad.stride(0) if reduction == NONE else 0, stride, rows, vocabulary, ignore_index)
+    constants = {"SMOOTHING": label_smoothing, "AVERAGE": reduction == MEAN, "SAME": stride == vocabulary}
+    key = (sizes, x.dtype, label_smoothing, reduction == MEAN, "backward", x.get_device())
+    plan = planned(_plans, key, _plan, "cross_entropy_backward", _backward_kernel, x, sizes, constants)
+    begin(plan, (grad, x, target.contiguous(), stats, out))
     return out
 
 

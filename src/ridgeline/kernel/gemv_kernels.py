@@ -12,6 +12,7 @@ half of an SM's registers let two kernels wait beside a third, and then no longe
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -27,9 +28,10 @@ from .gemv_parts import (
     power_of,
     read_x,
 )
-from .jit import INTERPRETED, cdiv, jit, launch, tl
+from .jit import INTERPRETED, cdiv, empty, jit, tl
 from .matmul_kernels import STORED, processors
-from .overlap import begin, early, wait
+from .overlap import are_still, begin, early, wait
+from .plan import Plan, planned, start
 from .tuning import Config, bucketed, config, space
 from .weight_only_kernels import WIDEST, keep
 
@@ -217,6 +219,9 @@ for _bits, _candidates in CANDIDATES.items():
     space(f"gemv_{_bits}", __file__, _candidates)
 
 
+_plans: dict[Any, Plan] = {}
+
+
 @lru_cache(maxsize=64)
 def default_config(bits: int, m: int, n: int, k: int) -> Config:
     """Of one row of x; several rows want few programs, for each reads all of them."""
@@ -247,19 +252,25 @@ def run_gemv(x: torch.Tensor, weight: torch.Tensor, scale: Optional, bias: Optio
     """x [M, K] @ weight^T, halves or int8 with a scale a row; all contiguous, `takes` said yes."""
     (m, k), rows = x.shape, weight.shape[0]
     bits, n = 8 * weight.element_size(), rows // 2 if gated else rows
-    device = x.get_device()
-    sms = processors(device)
-    chosen = config(f"gemv_{bits}", (m, n, k, gated), default_config(bits, m, n, k))
-    bn, wide, warps, programs = gemv_shape(bits, n, k, chosen, sms, gated)
-    out = torch.empty((m, n), dtype=STORED.get(x.dtype, x.dtype), device=x.device)
-    words = k * bits // 32
-    launch(
-        gemv_kernel, (programs,), x, weight.view(torch.int32), scale, bias, residual, gain, out, n, k, words, eps, M=m, BN=bn, BW=wide,
-        BITS=bits, GATED=gated, FP16=x.dtype is torch.float16, HALF=bits == 8 and x.dtype is torch.bfloat16 and bool(chosen["half"]),
-        EVEN=words == wide, WHOLE=k % 16 == 0, CACHED=bool(chosen["cached"]), AHEAD=bool(chosen["ahead"]), EMULATED=INTERPRETED,
-        num_warps=warps, **early(device, bool(chosen["early"])),
-    )  # fmt: skip
+    key = (bits, m, n, k, gated, x.dtype, eps, are_still(), x.get_device())
+    plan = planned(_plans, key, _plan, bits, m, n, k, gated, x.dtype, eps, x.get_device())
+    out = empty((m, n), STORED.get(x.dtype, x.dtype), x.device)
+    start(plan, (x, weight.view(torch.int32), scale, bias, residual, gain, out))
     return out
+
+
+def _plan(bits: int, m: int, n: int, k: int, gated: bool, dtype: torch.dtype, eps: float, device: int) -> Plan:
+    bucket, default = (m, n, k, gated), default_config(bits, m, n, k)
+    chosen = config(f"gemv_{bits}", bucket, default)
+    bn, wide, warps, programs = gemv_shape(bits, n, k, chosen, processors(device), gated)
+    words = k * bits // 32
+    constants = {
+        "M": m, "BN": bn, "BW": wide, "BITS": bits, "GATED": gated, "FP16": dtype is torch.float16,
+        "HALF": bits == 8 and dtype is torch.bfloat16 and bool(chosen["half"]), "EVEN": words == wide, "WHOLE": k % 16 == 0,
+        "CACHED": bool(chosen["cached"]), "AHEAD": bool(chosen["ahead"]), "EMULATED": INTERPRETED, "num_warps": warps,
+        **early(device, bool(chosen["early"])),
+    }  # fmt: skip
+    return Plan(f"gemv_{bits}", bucket, default, chosen, gemv_kernel, (programs,), (n, k, words, eps), constants)
 
 
 def nibbles_config(n: int, k: int, group: int, gated: bool) -> Config:
@@ -267,19 +278,25 @@ def nibbles_config(n: int, k: int, group: int, gated: bool) -> Config:
     return config("gemv_4", (1, n, k, gated, group), default_config(4, 1, n, k))
 
 
+def _nibbles_plan(n: int, k: int, words: int, groups: int, group: int, gated: bool, eps: float, device: int) -> Plan:
+    bucket, default, chosen = (1, n, k, gated, group), default_config(4, 1, n, k), nibbles_config(n, k, group, gated)
+    bn, wide, warps, programs = gemv_shape(4, n, words * 8, chosen, processors(device), gated)
+    constants = {
+        "GROUP": group, "BN": bn, "BW": wide, "GATED": gated, "CHAIN": chosen["chain"], "EVEN": words == wide,
+        "CACHED": bool(chosen["cached"]), "AHEAD": bool(chosen["ahead"]), "EMULATED": INTERPRETED, "num_warps": warps,
+        **early(device, bool(chosen["early"])),
+    }  # fmt: skip
+    sizes = (n, k, words, groups, eps, *NIBBLE_MASKS)
+    return Plan("gemv_4", bucket, default, chosen, gemv_nibbles_kernel, (programs,), sizes, constants)
+
+
 def run_nibbles(x: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, group: int, bias: Optional, residual: Optional,
                 gated: bool, gain: Optional, eps: float) -> torch.Tensor:  # fmt: skip
     """x [1, K] bfloat16 @ weight^T of int4 words in groups of 128 or more."""
-    k, rows = x.shape[1], words.shape[0]
+    k, (rows, width), groups, device = x.shape[1], words.shape, scale.shape[1], x.get_device()
     n = rows // 2 if gated else rows
-    device = x.get_device()
-    chosen = nibbles_config(n, k, group, gated)
-    bn, wide, warps, programs = gemv_shape(4, n, words.shape[1] * 8, chosen, processors(device), gated)
-    out = torch.empty((1, n), dtype=STORED.get(x.dtype, x.dtype), device=x.device)
-    launch(
-        gemv_nibbles_kernel, (programs,), x, words, scale, bias, residual, gain, out, n, k, words.shape[1], scale.shape[1], eps,
-        *NIBBLE_MASKS, GROUP=group, BN=bn, BW=wide, GATED=gated, CHAIN=chosen["chain"], EVEN=words.shape[1] == wide,
-        CACHED=bool(chosen["cached"]), AHEAD=bool(chosen["ahead"]), EMULATED=INTERPRETED, num_warps=warps,
-        **early(device, bool(chosen["early"])),
-    )  # fmt: skip
+    key = (4, n, k, width, groups, group, gated, eps, are_still(), device)
+    plan = planned(_plans, key, _nibbles_plan, n, k, width, groups, group, gated, eps, device)
+    out = empty((1, n), STORED.get(x.dtype, x.dtype), x.device)
+    start(plan, (x, words, scale, bias, residual, gain, out))
     return out

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from .jit import HAVE_TRITON, INTERPRETED, cdiv, jit, launch, tl
+from .jit import HAVE_TRITON, INTERPRETED, cdiv, empty, jit, launch, tl
+from .plan import Plan, planned, start
 from .tuning import Config, bucketed, config, space
 
 if HAVE_TRITON:
@@ -291,38 +292,74 @@ KINDS: Mapping[torch.dtype, str] = {torch.float32: "tf32", torch.int8: "int8"}
 """How products are taken; "half" for the rest."""
 
 
+Shapes = tuple[tuple[int, int, int], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""(M, N, K), and the strides of both operands and of the residual."""
+_plans: dict[Any, Plan] = {}
+
+
 def tma_fits(x: torch.Tensor, near: int, far: int) -> bool:
-    """Whether a tensor with these two strides (the smaller first) can be read by TMA."""
-    size = x.element_size()
-    return near == 1 and far * size % 16 == 0 and far > 0 and x.data_ptr() % 16 == 0
+    """Whether an aligned tensor with these two strides (the smaller first) can be read by TMA."""
+    return near == 1 and far * x.element_size() % 16 == 0 and far > 0
 
 
 def run_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, sizes: tuple[int, int, int], a_strides: tuple[int, int],
                bias: torch.Tensor | None = None, residual: torch.Tensor | None = None, residual_strides: tuple[int, int] = (0, 0),
                pre: torch.Tensor | None = None, activation: int = 0) -> None:  # fmt: skip
     """out [M, N], contiguous, = activation(a [M, K] @ b [K, N] + bias) + residual, by the kernel the configuration names."""
-    m, n, k = sizes
-    b_strides = b.stride()
-    kind = KINDS.get(a.dtype, "half")
-    a_rows, b_rows = a_strides[1] == 1, b_strides[1] == 1 and b_strides[0] != 1
+    extra = residual is not None or pre is not None
+    aligned = (a.data_ptr() | b.data_ptr()) & 15 == 0
+    shapes = (sizes, a_strides, b.stride(), residual_strides)
+    key = (a.dtype, out.dtype, shapes, activation, aligned, extra, a.get_device())
+    plan = planned(_plans, key, _plan, a, b, out, shapes, activation, aligned, extra)
+    if plan.kernel is persistent_kernel:
+        start(plan, (bias, residual, pre), descriptors=_descriptors(plan.constants, a, b, out, shapes))
+        return
+    (m, n, _), split = sizes, plan.grid[1]
+    partial = empty((split, m, n), torch.int32 if out.dtype is torch.int32 else torch.float32, a.device) if split > 1 else None
+    start(plan, (a, b, out, bias, residual, pre, partial))
+    if partial is not None:
+        run_reduce(partial, out, m, n, bias, residual, residual_strides, pre, activation)
+
+
+def _plan(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, shapes: Shapes, activation: int, aligned: bool, extra: bool) -> Plan:
+    """The kernel the configuration names, with what it needs besides its tensors."""
+    (m, n, k), a_strides, b_strides, residual_strides = shapes
+    kind, device = KINDS.get(a.dtype, "half"), a.get_device()
+    a_rows, b_rows = _runs_along_rows(a_strides, b_strides)
     tma = (
-        tma_fits(a, *(a_strides[::-1] if a_rows else a_strides))
+        aligned
+        and tma_fits(a, *(a_strides[::-1] if a_rows else a_strides))
         and tma_fits(b, *(b_strides[::-1] if b_rows else b_strides))
         and n * out.element_size() % 16 == 0
         and (kind == "half" or (a_rows and not b_rows))
     )
-    sms = processors(a.get_device())
+    sms = processors(device)
     bucket = (kind, bucketed(m), bucketed(n), bucketed(k), tma)
-    chosen = config("matmul", bucket, default_config(*bucket, sms))
+    default = default_config(*bucket, sms)
+    chosen = config("matmul", bucket, default)
+    bm, bn, bk, stages = chosen["bm"], chosen["bn"], chosen["bk"], chosen["stages"]
     common = {
-        "BM": chosen["bm"], "BN": chosen["bn"], "BK": chosen["bk"], "GROUP": chosen["group"], "ACT": activation,
-        "ACC": tl.int32 if kind == "int8" else tl.float32,
-        "UPCAST": INTERPRETED and kind == "half", "num_warps": chosen["warps"], "num_stages": chosen["stages"],
+        "BM": bm, "BN": bn, "BK": bk, "GROUP": chosen["group"], "ACT": activation, "ACC": tl.int32 if kind == "int8" else tl.float32,
+        "UPCAST": INTERPRETED and kind == "half", "num_warps": chosen["warps"],
     }  # fmt: skip
     if tma and chosen["tma"]:
-        _run_persistent(a, b, out, sizes, a_strides, a_rows, b_rows, bias, residual, residual_strides, pre, chosen, common, sms)
-    else:
-        _run_pointer(a, b, out, sizes, a_strides, bias, residual, residual_strides, pre, chosen, common)
+        programs = min(sms, cdiv(m, bm) * cdiv(n, bn))
+        size, out_size, halves = a.element_size(), out.element_size(), chosen["halves"]
+        fitting = stages_that_fit(bm, bn, bk, halves, size, out_size, extra, stages, shared_bytes(device))
+        constants = {**common, "PROGRAMS": programs, "A_ROWS": a_rows, "B_ROWS": b_rows, "HALVES": halves,
+                     "FLATTEN": bool(chosen["flatten"]), "SPECIALIZE": bool(chosen["specialize"]), "num_stages": fitting}  # fmt: skip
+        return Plan("matmul", bucket, default, chosen, persistent_kernel, (programs,), (m, n, k, *residual_strides), constants)
+    split = min(chosen["split"], max(1, cdiv(k, bk)))
+    chunk = max(cdiv(cdiv(k, split), bk), 1) * bk
+    grid = (cdiv(m, bm) * cdiv(n, bn), max(1, cdiv(k, chunk)))
+    strides = (*a_strides, *b_strides, *residual_strides, chunk)
+    constants = {**common, "EVEN_K": k % bk == 0, "num_stages": stages}
+    return Plan("matmul", bucket, default, chosen, pointer_kernel, grid, (m, n, k, *strides), constants)
+
+
+def _runs_along_rows(a_strides: tuple[int, ...], b_strides: tuple[int, ...]) -> tuple[bool, bool]:
+    """Whether neighbours of a row of a, and of b, lie side by side."""
+    return a_strides[1] == 1, b_strides[1] == 1 and b_strides[0] != 1
 
 
 class _Address:
@@ -356,44 +393,13 @@ def described(x: torch.Tensor, height: int, width: int, stride: int, tall: int, 
     return found
 
 
-def _run_persistent(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, sizes: tuple[int, int, int], a_strides: tuple[int, int],
-                    a_rows: bool, b_rows: bool, bias: torch.Tensor | None, residual: torch.Tensor | None, residual_strides: tuple[int, int],
-                    pre: torch.Tensor | None, chosen: Config, common: dict[str, Any], sms: int) -> None:  # fmt: skip
-    m, n, k = sizes
-    bm, bn, bk = chosen["bm"], chosen["bn"], chosen["bk"]
-    b_strides = b.stride()
-    a_desc = described(a, m, k, a_strides[0], bm, bk) if a_rows else described(a, k, m, a_strides[1], bk, bm)
-    b_desc = described(b, k, n, b_strides[0], bk, bn) if b_rows else described(b, n, k, b_strides[1], bn, bk)
-    c_desc = described(out, m, n, n, bm, bn // chosen["halves"])
-    programs = min(sms, cdiv(m, bm) * cdiv(n, bn))
-    extra, shared = residual is not None or pre is not None, shared_bytes(a.get_device())
-    common["num_stages"] = stages_that_fit(
-        bm, bn, bk, chosen["halves"], a.element_size(), out.element_size(), extra, chosen["stages"], shared
-    )
-    launch(
-        persistent_kernel, (programs,), a_desc, b_desc, c_desc, bias, residual, pre, m, n, k, *residual_strides,
-        PROGRAMS=programs, A_ROWS=a_rows, B_ROWS=b_rows, HALVES=chosen["halves"], FLATTEN=bool(chosen["flatten"]),
-        SPECIALIZE=bool(chosen["specialize"]), **common,
-    )  # fmt: skip
-
-
-def _run_pointer(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, sizes: tuple[int, int, int], a_strides: tuple[int, int],
-                 bias: torch.Tensor | None, residual: torch.Tensor | None, residual_strides: tuple[int, int],
-                 pre: torch.Tensor | None, chosen: Config, common: dict[str, Any]) -> None:  # fmt: skip
-    m, n, k = sizes
-    bm, bn, bk = chosen["bm"], chosen["bn"], chosen["bk"]
-    split = min(chosen["split"], max(1, cdiv(k, bk)))
-    chunk = max(cdiv(cdiv(k, split), bk), 1) * bk
-    split = max(1, cdiv(k, chunk))
-    partial = (
-        torch.empty((split, m, n), dtype=torch.int32 if out.dtype is torch.int32 else torch.float32, device=a.device) if split > 1 else None
-    )
-    launch(
-        pointer_kernel, (cdiv(m, bm) * cdiv(n, bn), split), a, b, out, bias, residual, pre, partial, m, n, k, *a_strides, *b.stride(),
-        *residual_strides, chunk, EVEN_K=k % bk == 0, **common,
-    )  # fmt: skip
-    if partial is not None:
-        run_reduce(partial, out, m, n, bias, residual, residual_strides, pre, common["ACT"])
+def _descriptors(constants: dict[str, Any], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, shapes: Shapes) -> tuple[Any, Any, Any]:
+    """Of both operands and the result."""
+    (m, n, k), a_strides, b_strides, _ = shapes
+    bm, bn, bk = constants["BM"], constants["BN"], constants["BK"]
+    a_desc = described(a, m, k, a_strides[0], bm, bk) if constants["A_ROWS"] else described(a, k, m, a_strides[1], bk, bm)
+    b_desc = described(b, k, n, b_strides[0], bk, bn) if constants["B_ROWS"] else described(b, n, k, b_strides[1], bn, bk)
+    return a_desc, b_desc, described(out, m, n, n, bm, bn // constants["HALVES"])
 
 
 def run_reduce(partial: torch.Tensor, out: torch.Tensor, m: int, n: int, bias: torch.Tensor | None = None,

@@ -52,6 +52,11 @@ def weights_are_still() -> Iterator[None]:
         _still = before
 
 
+def are_still() -> bool:
+    """Whether weights_are_still() was said: what `early` depends on besides its arguments."""
+    return _still
+
+
 @lru_cache(maxsize=16)
 def _able(device: int) -> bool:
     return not INTERPRETED and torch.cuda.get_device_capability(device)[0] >= 9

@@ -1,7 +1,8 @@
 """A launch worked out once for a shape, and started again with little host time.
 
     planned(plans, key, make, *args) ──> Plan(kernel, grid, sizes, constants)          made where `key` is new, or was tuned since
-    start(plan, tensors, numbers)    ──> the kernel, with tensors, plan.sizes, numbers (floats) and plan.constants, in this order
+    start(plan, tensors, numbers)    ──> the kernel, with tensors, plan.sizes, numbers (floats) and plan.constants, in this order;
+                                         tensor descriptors, where there are any, come first
 
 `launch` looks at every argument to find what was compiled for it. Sizes and constants of a plan never change, so `start` looks at
 the tensors alone: their dtypes, and whether all are aligned to 16 bytes. What `launch` found is kept with the plan.
@@ -48,10 +49,10 @@ def planned(plans: dict[Any, Plan], key: Any, make: Callable[..., Plan], *args: 
     return plan
 
 
-def start(plan: Plan, tensors: Sequence[torch.Tensor | None], numbers: tuple[float, ...] = ()) -> None:
-    """Launch the plan's kernel on the current stream."""
+def start(plan: Plan, tensors: Sequence[torch.Tensor | None], numbers: tuple[float, ...] = (), descriptors: tuple[Any, ...] = ()) -> None:
+    """Launch the plan's kernel on the current stream; dtypes and blocks of `descriptors` are part of what the plan is kept under."""
     if jit.INTERPRETED or not jit.HAVE_TRITON or jit._recorder is not None or 0 in plan.grid:
-        jit.launch(plan.kernel, plan.grid, *tensors, *plan.sizes, *numbers, **plan.constants)
+        jit.launch(plan.kernel, plan.grid, *descriptors, *tensors, *plan.sizes, *numbers, **plan.constants)
         return
     device = torch._C._cuda_getDevice()
     key: list[Any] = [device]
@@ -67,20 +68,19 @@ def start(plan: Plan, tensors: Sequence[torch.Tensor | None], numbers: tuple[flo
             key.append(tensor.dtype)
             pointers.append(pointer)
     if together & 15:
-        jit.launch(plan.kernel, plan.grid, *tensors, *plan.sizes, *numbers, **plan.constants)
+        jit.launch(plan.kernel, plan.grid, *descriptors, *tensors, *plan.sizes, *numbers, **plan.constants)
         return
     ready = plan.ready.get(tuple(key))
     if ready is None:
-        _first(plan, tuple(key), tensors, numbers)
+        _first(plan, tuple(key), (*descriptors, *tensors, *plan.sizes, *numbers))
         return
     run, function, metadata, tail = ready
     height, depth = (*plan.grid, 1, 1)[1:3]
     stream = torch._C._cuda_getCurrentRawStream(device)
-    run(plan.grid[0], height, depth, stream, function, metadata, None, None, None, *pointers, *plan.sizes, *numbers, *tail)
+    run(plan.grid[0], height, depth, stream, function, metadata, None, None, None, *descriptors, *pointers, *plan.sizes, *numbers, *tail)
 
 
-def _first(plan: Plan, key: tuple[Any, ...], tensors: Sequence[torch.Tensor | None], numbers: tuple[float, ...]) -> None:
-    args = (*tensors, *plan.sizes, *numbers)
+def _first(plan: Plan, key: tuple[Any, ...], args: tuple[Any, ...]) -> None:
     jit.launch(plan.kernel, plan.grid, *args, **plan.constants)
     kind = jit._kind(plan.kernel, args, plan.constants)
     found = None if kind is None else jit._ready.get(kind[0])

@@ -14,11 +14,13 @@ dot: out^T = weight @ x^T; weights become small integers in x's dtype, exactly; 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 
-from .jit import INTERPRETED, cdiv, jit, launch, tl
+from .jit import INTERPRETED, cdiv, empty, jit, launch, tl
 from .matmul_kernels import STORED, processors, run_reduce, shared_bytes
+from .plan import Plan, planned, start
 from .tuning import Config, bucketed, config, space
 
 Optional = torch.Tensor | None
@@ -417,12 +419,21 @@ def dot_shape(bits: int, m: int, k: int, bn: int, bk: int, split: int, stages: i
     return bm, bd, max(1, cdiv(depth, chunk)), chunk, max(1, min(stages, (shared - 4 * bd * bn - 4096) // stage))
 
 
+_plans: dict[Any, Plan] = {}
+
+
 def _ready(x: torch.Tensor, n: int, bias: Optional) -> tuple[torch.Tensor, torch.Tensor, Optional, int]:
     x = x.contiguous()
-    out = torch.empty((*x.shape[:-1], n), dtype=STORED.get(x.dtype, x.dtype), device=x.device)
+    out = empty((*x.shape[:-1], n), STORED.get(x.dtype, x.dtype), x.device)
     if bias is not None:
         bias = bias.contiguous()
     return x, out, bias, out.numel() // n if n else 0
+
+
+def _gemv_int8_plan(n: int, k: int, dtype: torch.dtype, default: Config, chosen: Config, sms: int) -> Plan:
+    wide, steps, warps, programs = gemv_shape(8, n, k, chosen, sms)
+    constants = {"BN": chosen["bn"], "BW": wide, "STEPS": steps, "FP16": dtype is torch.float16, "num_warps": warps}
+    return Plan("int8_linear", (1, n, k), default, chosen, gemv_int8_kernel, (programs,), (n, k), constants)
 
 
 def run_int8(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: Optional) -> torch.Tensor:
@@ -437,11 +448,8 @@ def run_int8(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: Option
     default = default_config(8, m, n, k, sms)
     chosen = config("int8_linear", (m if m == 1 else bucketed(m), n, k), default)
     if m == 1 and not chosen["dot"] and k % 4 == 0 and q.data_ptr() % 4 == 0 and x.data_ptr() % 8 == 0:
-        wide, steps, warps, programs = gemv_shape(8, n, k, chosen, sms)
-        launch(
-            gemv_int8_kernel, (programs,), x, q.view(torch.int32), scale, bias, out, n, k, BN=chosen["bn"], BW=wide, STEPS=steps,
-            FP16=x.dtype is torch.float16, num_warps=warps,
-        )  # fmt: skip
+        plan = planned(_plans, (n, k, x.dtype, device), _gemv_int8_plan, n, k, x.dtype, default, chosen, sms)
+        start(plan, (x, q.view(torch.int32), scale, bias, out))
         return out
     if not chosen["dot"]:
         chosen = default if default["dot"] else _DOT
