@@ -21,8 +21,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ridgeline.estimate.spatial import exhaustive, latency, mapper
+from ridgeline.estimate.spatial import latency, mapper
 from ridgeline.estimate.spatial.cost import evaluate
+from ridgeline.estimate.spatial.exhaustive import Budget
 from ridgeline.estimate.spatial.layer import Layer
 from ridgeline.estimate.spatial.mapper import OBJECTIVES, map_layer
 from ridgeline.target.array import SpatialArraySpec
@@ -161,7 +162,7 @@ def test_cycles_that_rose_before_every_mapping_was_looked_at(which: str, looking
     layer, array, better = FOUND_BY_LOOKING_AT_ALL[which]()
     mapper._search.cache_clear()
     if not looking:
-        monkeypatch.setattr(exhaustive, "MOST_POINTS", 0)
+        monkeypatch.setattr(mapper, "Budget", lambda: Budget(cells=0))
     before, after = (map_layer(layer, one, "any", "latency") for one in (array, better))
     mapper._search.cache_clear()
     assert evaluate(layer, better, before.cost.plan).cycles <= before.cost.cycles  # the better array has this mapping too, and no dearer

@@ -6,22 +6,21 @@
 
 energy   solved exactly: the answer is optimal within the space (all unrollings of `unrolling.py`, all tilings whose loop counts
          are products of 2, 3, 5 and 7, all loop orders, all uneven cuts)
-latency  each unrolling is solved for least outermost traffic and for short fills, with and without room for second copies; the
-         bound is what compute and each port need at least
-edp      the same solutions and those for energy; bound = energy bound * latency bound
-         of both, and of energy with leakage, the best few are then improved step by step (`polish`), and where mappings are few all
-         of them are looked at (`exhaustive`): the answer is then optimal too
+latency  a few unrollings are solved for least outermost traffic and for short fills; then every mapping that may be better is
+         looked at (`exhaustive`), most being ruled out by bounds without being named: the answer is optimal too
+edp      the same; and energy with leakage
+         what is left where they are too many, or where inputs stream, is searched by such stand-ins for time, the best few are then
+         improved step by step (`polish`), and the bound says how far they may be from the best
 
 A better array (more room, wider ports) has every mapping of a lesser one at no higher cost, so an `optimal` answer never rises. Others
-may: each solution is the best by a stand-in for time, which on a better array is another mapping, and single steps do not always lead
-from there to the one that won before.
+may.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from ...core.errors import OptionError
 from ...target.array import DATAFLOWS, OPERANDS, SpatialArraySpec
 from .chain import Costs
 from .cost import InfeasibleMappingError, LayerCost, evaluate
-from .exhaustive import Budget, best_of_all, can_be_listed
+from .exhaustive import Budget, Everything
 from .layer import Layer
 from .polish import polished
 from .tilings import CutCosts, Tilings
@@ -39,11 +38,12 @@ from .unrolling import unrollings
 OBJECTIVES = ("edp", "energy", "latency")
 OPTIMAL_WITHIN = 1e-9
 FASTER_ROUNDS = 2
-ALSO_FRUGAL = 6
-"""Unrollings whose mapping of least energy is looked at when the objective is another."""
-ENERGY_LIMIT = 20
-TIMED_LIMIT = {"edp": 6, "latency": 10}
-"""Unrollings solved for energy, and then for time, when the objective is not energy alone; the others keep their bounds."""
+STARTED = 2
+"""Unrollings searched by stand-ins before every mapping is looked at."""
+FRUGAL_LIMIT, OFFERED, FAST_LIMIT = 20, 6, {"edp": 8, "energy": 8, "latency": 12}
+"""Unrollings solved for energy, those of them whose mapping is costed, and unrollings searched for time, if it could not be."""
+NEAR = 0.01
+"""Of the objective: an answer nearer to the bound than this is not worth such searches."""
 POLISHED, POLISH_TRIALS = 3, 40
 """Mappings made better step by step, and the steps costed for each."""
 
@@ -116,34 +116,27 @@ class _Key:
 @lru_cache(maxsize=4096)
 def _search(key: _Key) -> Mapped:
     layer, array = key.layer, key.array
-    search = _Incumbent(key.objective, compulsory_cycles(layer, array))
-    candidates = sorted(_candidates(key, search.floor), key=lambda item: item[:2])
-    for bound, _, tilings in candidates:
-        if bound < search.value and (key.objective == "energy" or search.solved < ENERGY_LIMIT):
-            search.solve_energy(bound, tilings)
-        else:
-            search.bounds.append((bound, tilings))
-    search.solve_time()
-    search.polish(array)
-    search.look_at_all()
+    candidates = sorted(_candidates(key, compulsory_cycles(layer, array)), key=lambda item: item[:2])
+    search = _Incumbent(key.objective)
+    exact = key.objective == "energy" and not array.static_w
+    bound = search.least_energy(candidates) if exact else search.best_of_all(candidates)
     if search.best is None:
         raise _infeasible(layer, array)
-    lowest = float(min([search.value, *(bound for bound, _ in search.bounds)]))
-    return Mapped(search.best, key.objective, key.dataflow, lowest, len(candidates), search.solved)
+    return Mapped(search.best, key.objective, key.dataflow, min(search.value, bound), len(candidates), search.solved)
+
+
+Candidate = tuple[float, float, Callable[[], Tilings]]
+"""Bounds on the objective and on the energy of an unrolling, and its tilings when they are asked for."""
 
 
 class _Incumbent:
-    """The best mapping so far, and bounds on what each unrolling could still bring."""
+    """The best mapping so far."""
 
-    def __init__(self, objective: str, floor: int) -> None:
-        self.objective, self.floor = objective, floor
+    def __init__(self, objective: str) -> None:
+        self.objective = objective
         self.best: LayerCost | None = None
         self.value = float("inf")
-        self.bounds: list[tuple[float, Tilings]] = []
-        """No mapping of the unrolling has a smaller objective; unrollings whose mappings were all looked at are left out."""
         self.solved = 0
-        self.waiting: list[tuple[float, float, Tilings]] = []
-        """(bound, least energy, unrolling) whose cycles have not been looked at."""
         self.offered: list[LayerCost] = []
 
     def offer(self, cost: LayerCost) -> None:
@@ -151,67 +144,71 @@ class _Incumbent:
         if cost.objective(self.objective) < self.value:
             self.best, self.value = cost, cost.objective(self.objective)
 
-    def polish(self, array: SpatialArraySpec) -> None:
-        """Single steps from the best mappings found, until none helps; energy alone is solved exactly but for what leaks meanwhile."""
-        if self.objective == "energy" and not array.static_w:
-            return
-        for cost in sorted(self.offered, key=lambda cost: cost.objective(self.objective))[:POLISHED]:
-            if not self.proven():
-                self.offer(polished(cost, array, self.objective, POLISH_TRIALS))
+    def least_energy(self, candidates: list[Candidate]) -> float:
+        """Solve one unrolling after another until the next one's bound is no better; a bound on all."""
+        bounds = []
+        for bound, _, tilings in candidates:
+            if bound < self.value:
+                self.solved += 1
+                bound = max(bound, self._frugal(tilings()))
+            bounds.append(bound)
+        return min(bounds, default=0.0)
 
-    def proven(self) -> bool:
-        return self.value <= min((bound for bound, _ in self.bounds), default=0.0) * (1 + OPTIMAL_WITHIN)
-
-    def look_at_all(self) -> None:
-        """Every mapping of the unrollings that may hold a better one, where they are few."""
-        budget, left = Budget(), []
-        for bound, tilings in sorted(self.bounds, key=lambda item: item[0]):
-            whole = bound >= self.value
-            if not whole and can_be_listed(tilings, budget):
-                timed = Tilings(tilings.layer, tilings.array, tilings.spatial, tilings.dataflow, least_cycles=self.floor)
-                cost, whole = best_of_all(timed, self.objective, self.value, budget)
-                if cost is not None:
-                    self.offer(cost)
-            if not whole:
-                left.append((bound, tilings))
-        self.bounds = left
-
-    def solve_energy(self, bound: float, tilings: Tilings) -> None:
-        """The mapping of least energy; for other objectives the unrolling waits, with a better bound, to be timed."""
-        self.solved += 1
-        cycles = 1 if self.objective == "energy" else max(self.floor, tilings.compute_cycles)
+    def _frugal(self, tilings: Tilings, offered: bool = True) -> float:
+        """Offer the mapping of least energy, if that is the objective only if it is the best; a bound on the energy of all."""
         energy = tilings.energy_bound_pj()
-        if self.objective != "latency":
-            # leakage is charged for the cycles a mapping takes, which are no fewer than compute's
-            fixed = energy - sum(tilings.least_energies_pj())
-            plan, value = tilings.solve(_costs(tilings, lambda cut: cut.energy_pj), bound=self.value / cycles - fixed)
-            energy = max(energy, value + fixed)
-            bound = max(bound, energy * cycles)
-            if plan is not None and (self.objective == "energy" or self.solved <= ALSO_FRUGAL):
-                self.offer(evaluate(tilings.layer, tilings.array, plan))
-        if self.objective == "energy" or bound >= self.value:
-            self.bounds.append((bound, tilings))
-        else:
-            self.waiting.append((bound, energy, tilings))
-            if self.solved == 1:  # something to measure the others against
-                self.solve_time()
+        if not np.isfinite(energy):
+            return energy
+        fixed = energy - sum(tilings.least_energies_pj())
+        below = self.value if self.objective == "energy" else float("inf")
+        plan, value = tilings.solve(_costs(tilings, lambda cut: cut.energy_pj), bound=below - fixed)
+        if plan is not None and offered:
+            self.offer(evaluate(tilings.layer, tilings.array, plan))
+        return max(energy, value + fixed)
 
-    def solve_time(self) -> None:
-        """Search the waiting unrollings for fast mappings, most promising first."""
-        for number, (bound, energy, tilings) in enumerate(sorted(self.waiting, key=lambda item: item[:2])):
-            if bound < self.value and number < TIMED_LIMIT[self.objective]:
-                timed = Tilings(tilings.layer, tilings.array, tilings.spatial, tilings.dataflow, least_cycles=self.floor)
-                cycles = max(self.floor, timed.latency_bound())
-                bound = energy * cycles if self.objective == "edp" else float(cycles)
-                if bound < self.value:
-                    for cost in _faster(timed, energy / cycles if self.objective == "edp" else 0.0):
-                        self.offer(cost)
-                    if self.objective == "latency" and number < ALSO_FRUGAL:  # little traffic is often also fast
-                        plan, _ = timed.solve(_costs(timed, lambda cut: cut.energy_pj))
-                        if plan is not None:
-                            self.offer(evaluate(timed.layer, timed.array, plan))
-            self.bounds.append((bound, tilings))
-        self.waiting = []
+    def best_of_all(self, candidates: list[Candidate]) -> float:
+        """Look at every mapping that may be better; where these are too many, search by stand-ins for time, and look again; a bound."""
+        for number, (_, _, make) in enumerate(candidates):  # something to measure the others against
+            if number < STARTED or self.best is None:
+                tilings = make()
+                energy = self._frugal(tilings)
+                if number < STARTED:
+                    self._fast(tilings, energy)
+        if self.best is None:
+            return 0.0
+        everything = Everything(self.objective, self.best, Budget())
+        for bound, _, make in candidates:
+            everything.add(bound, make)
+        everything.finish()
+        self.offer(everything.best)
+        if unsettled := everything.unsettled():
+            if everything.bound < (1 - NEAR) * self.value:
+                self._stand_ins(unsettled)
+            for cost in sorted(self.offered, key=lambda cost: cost.objective(self.objective))[:POLISHED]:
+                self.offer(polished(cost, unsettled[0].array, self.objective, POLISH_TRIALS))
+            everything.tell(self.best)
+            everything.finish()
+            self.offer(everything.best)
+        self.solved = everything.looked
+        return everything.bound
+
+    def _stand_ins(self, unsettled: list[Tilings]) -> None:
+        """Search some unrollings for what is frugal, then for what is fast."""
+        solved = [(self._frugal(tilings, number < OFFERED), tilings) for number, tilings in enumerate(unsettled[:FRUGAL_LIMIT])]
+        cycles = [max(tilings.least_cycles, tilings.compute_cycles) for _, tilings in solved]
+        bounds = [time * energy if self.objective == "edp" else time for time, (energy, _) in zip(cycles, solved, strict=True)]
+        for number in np.argsort(bounds, kind="stable")[: FAST_LIMIT[self.objective]]:
+            energy, tilings = solved[number]
+            self._fast(tilings, energy)
+
+    def _fast(self, tilings: Tilings, energy: float) -> None:
+        """Offer mappings that stand-ins for time lead to; `energy`: what none of them is below, infinite where nothing fits."""
+        if not np.isfinite(energy):
+            return
+        timed = tilings if tilings.with_cycles else replace(tilings, with_cycles=True)
+        cycles = max(timed.least_cycles, timed.latency_bound())
+        for cost in _faster(timed, energy / cycles if self.objective == "edp" else 0.0):
+            self.offer(cost)
 
 
 def _flows(key: _Key) -> tuple[str, ...]:
@@ -235,16 +232,23 @@ def compulsory_cycles(layer: Layer, array: SpatialArraySpec) -> int:
     return max(busy.values())
 
 
-def _candidates(key: _Key, floor: int) -> Iterator[tuple[float, float, Tilings]]:
-    """(Bound, energy bound, tilings) of every unrolling, with a first bound, which asks nothing of the on-chip ports yet."""
+def _candidates(key: _Key, floor: int) -> Iterator[Candidate]:
+    """Every unrolling, with first bounds, which ask nothing of the on-chip ports yet."""
     for flow in _flows(key):
         for one in unrollings(key.layer, key.array, flow):
             cycles = max(floor, one.cycles)
-            tilings = Tilings(key.layer, key.array, one.spatial, flow, with_cycles=False, least_cycles=cycles)
+            make = partial(Tilings, key.layer, key.array, one.spatial, flow, with_cycles=False, least_cycles=cycles)
+            if key.objective == "latency":  # few are asked for
+                yield float(cycles), 0.0, make
+                continue
+            tilings = make()
             energy = tilings.energy_bound_pj()
-            bound = {"energy": energy, "latency": float(cycles), "edp": energy * cycles}[key.objective]
             if np.isfinite(energy):
-                yield bound, energy, tilings
+                yield energy * (cycles if key.objective == "edp" else 1), energy, partial(_itself, tilings)
+
+
+def _itself(tilings: Tilings) -> Tilings:
+    return tilings
 
 
 def _faster(tilings: Tilings, price: float) -> Iterator[LayerCost]:

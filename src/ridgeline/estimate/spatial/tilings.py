@@ -110,13 +110,21 @@ class Tilings:
         return max(self.compute_cycles, *ports.values(), 0)
 
     def _least(self, cut: CutCosts, costs: Costs) -> float:
-        fits = cut.allowed
-        if cut.memory:
-            width = self.layer.bits.F if cut.operand == "O" and cut.place > 1 else getattr(self.layer.bits, cut.operand)
-            fits = fits & (
-                cut.tile_elements * min(width, getattr(self.layer.bits, cut.operand)) <= self.array.memories[cut.memory].capacity_bits.value
-            )
-        return float(np.where(fits, costs, np.inf).min())
+        return float(np.where(self.fits(cut), costs, np.inf).min())
+
+    def fits(self, cut: CutCosts) -> NDArray[np.bool_]:
+        """Where a cut may be, its tile alone in its memory."""
+        if not cut.memory:
+            return cut.allowed
+        return cut.allowed & (self.least_bits(cut) <= self.array.memories[cut.memory].capacity_bits.value)
+
+    def least_bits(self, cut: CutCosts) -> Costs:
+        """Of a tile: results are narrow if the tile below was finished, which it was not if this one is not."""
+        width: Any = getattr(self.layer.bits, cut.operand)
+        if cut.operand == "O" and cut.place > 1:
+            width = np.where(cut.complete, min(width, self.layer.bits.F), width)
+        bits: Costs = cut.tile_elements * width
+        return bits
 
     def _places(self, operand: str) -> range:
         """O has no cut at the PEs: a PE adds into it every cycle."""
