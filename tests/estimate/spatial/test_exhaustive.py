@@ -40,6 +40,8 @@ def varied(problem: Problem, random: Random) -> Problem:
     data["noc"]["bits_per_cycle"] = random.choice((None, 8, 16))
     for fields in data["memories"].values():
         fields["latency_cycles"] = random.randint(0, 3)
+        if set(fields["operands"]) in ({"I"}, {"I", "O"}) and random.random() < 0.6:
+            fields["refill"] = "stream"
         if random.random() < 0.4:
             port = fields["ports"]["all"]
             fields["ports"] = {"in": {**port, "direction": "write"}, "out": {**port, "direction": "read"}}

@@ -5,7 +5,8 @@
         ──too many to list──> halved, the most promising part first, and again
 
 So the answer is the best of the space, unless what one search may cost is used up; otherwise `bound` says how far it may be from it.
-Unrollings of arrays whose input memories stream are left out: there the order of loops between two cuts matters as well.
+Where an input memory streams, the order of loops between two cuts matters as well: what it keeps depends on the loop its refill sits
+in, and how far that one runs. So every mapping is costed with each of the window's loops first. Arrays where several stream are left out.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ import numpy as np
 
 from ...target.array import DIMENSIONS, OPERANDS, SpatialArraySpec
 from .causes import Causes, Chosen, Mix
-from .cost import InfeasibleMappingError, LayerCost, evaluate
+from .cost import WINDOW, InfeasibleMappingError, LayerCost, evaluate, sliding
 from .listing import Listing
 from .mapping import MappingPlan
 from .narrow import ROUNDING, Narrowed, Narrowing, least_energy_pj
 from .points import Mask, Points
+from .tiles import Slide
 from .tilings import Tilings
 
 WHOLE = 1e-3
@@ -48,9 +50,9 @@ class Budget:
         return min(self.costed, self.parts, self.cells) <= 0
 
 
-def order_matters(array: SpatialArraySpec) -> bool:
-    """Whether the order of loops between two cuts does: where an input memory streams."""
-    return any(array.memories[name].refill == "stream" for name in array.ladder("I")[:-1])
+def streaming(array: SpatialArraySpec) -> int:
+    """Input memories that stream."""
+    return sum(array.memories[name].refill == "stream" for name in array.ladder("I")[:-1])
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -71,7 +73,7 @@ class Everything:
         self.objective, self.best, self.below, self.budget = objective, best, best.objective(objective), budget
         self.looked = 0
         """Unrollings that their first bounds did not rule out."""
-        self.seen: set[tuple[str, tuple[tuple[int, ...], ...]]] = set()
+        self.seen: set[tuple[str, tuple[tuple[int, ...], ...], str]] = set()
         self.mix: Mix = {}
         self.queue: list[Part] = []
         self.numbers = count()
@@ -94,7 +96,7 @@ class Everything:
             return
         self.looked += 1
         tilings = make()
-        if order_matters(tilings.array) or self.budget.cells <= 0:
+        if streaming(tilings.array) > 1 or self.budget.cells <= 0:
             self.unlisted.append((bound, tilings))
             return
         self.budget.cells -= _cells(tilings)
@@ -158,14 +160,21 @@ class Everything:
     def _offer(self, points: Points, chosen: Chosen) -> float:
         """The limit after costing a mapping, if that was not done yet and the budget allows."""
         tilings = points.tilings
-        plan = tilings.plan([[tuple(int(each) for each in np.unravel_index(place, points.shape)) for place in cuts] for cuts in chosen])
-        if (same := (str(plan.spatial), _refilled_at(plan))) in self.seen or self.budget.costed <= 0:
-            return self.limit
-        self.seen.add(same)
-        self.budget.costed -= 1
-        with suppress(InfeasibleMappingError):
-            self.tell(evaluate(tilings.layer, tilings.array, plan, tilings.unrolled))
+        places = [[tuple(int(each) for each in np.unravel_index(place, points.shape)) for place in cuts] for cuts in chosen]
+        for first in WINDOW if streaming(tilings.array) else WINDOW[:1]:
+            plan = tilings.plan(places, first)
+            same = (str(plan.spatial), _refilled_at(plan), str(sliding_at(tilings.array, plan)))
+            if same not in self.seen and self.budget.costed > 0:
+                self.seen.add(same)
+                self.budget.costed -= 1
+                with suppress(InfeasibleMappingError):
+                    self.tell(evaluate(tilings.layer, tilings.array, plan, tilings.unrolled))
         return self.limit
+
+
+def sliding_at(array: SpatialArraySpec, plan: MappingPlan) -> list[Slide | None]:
+    """How each input memory moves on."""
+    return [sliding(array, plan, "I", place) for place in range(1, len(array.ladder("I")))]
 
 
 def _cells(tilings: Tilings) -> int:

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -119,7 +120,12 @@ def latency(unrolled: Unrolled, points: Points, rows: tuple[Refill, ...], ports:
     paced = paced_ports(top, ports)
     on_chip = max([compute + inner_waits, *(c for name, c in ports.items() if not name.startswith(outermost) and name not in paced)])
     outside = [
-        _outside(row, paced, _returning(unrolled, points) if row.operand == "O" else 1.0, _tile_sizes(unrolled, points, row.operand))
+        _outside(
+            row,
+            paced,
+            _returning(unrolled, points) if row.operand == "O" else 1.0,
+            whole_tiles(unrolled, row.operand, points[row.operand][-1]),
+        )
         for row in top
     ]
     streams = {name: float(c) for name, c in ports.items() if name.startswith(outermost)}  # what goes straight to the PEs
@@ -128,7 +134,7 @@ def latency(unrolled: Unrolled, points: Points, rows: tuple[Refill, ...], ports:
         for moves in row.moves:
             streams[moves.above] -= moves.above_cycles
         if row.operand != "O":
-            first[row.port] = first.get(row.port, 0.0) + row.cycles_each
+            first[row.port] = first.get(row.port, 0.0) + row.moves[0].largest.above_cycles
     windows = Windows(on_chip, outside, streams, {name: fill - first.get(name, 0.0) for name in streams})
     cycles = max([ceil(fill + windows.cycles() + drain - 1e-6), *ports.values()])
     waits = inner_waits + ceil(windows.waits())
@@ -145,36 +151,41 @@ def paced_ports(top: tuple[Refill, ...], ports: Mapping[str, int]) -> set[str]:
     return {name for name, found in partners.items() if len(found) == 1 and cycles[name] == ports.get(name)}
 
 
-def _outside(row: Refill, paced: set[str], returning: float, sizes: tuple[tuple[float, float], ...]) -> Outside:
+def _outside(row: Refill, paced: set[str], returning: float, whole: tuple[Any, Any]) -> Outside:
     shares = (returning, 1.0)[: len(row.moves)]
     means = []
     for moves, share in zip(row.moves, shares, strict=True):
         held = max(moves.above_cycles, moves.below_cycles if moves.below in paced else 0)
         often = row.events * share
         if not often:
-            means.append((Way(moves.above, 0.0, 0.0), 0.0))
+            means.append(Way(moves.above, 0.0, 0.0))
             continue
         mean, largest = held / often, moves.largest
         part = moves.elements / often / largest.elements if largest.elements else 0.0
         # a mean beside a mean, never beside the largest: a wider port would add to the wait what it saves on the largest
         later = max(0.0, part * largest.below_cycles - mean, largest.shift_cycles - mean) + largest.asked_cycles
-        means.append((Way(moves.above, mean, later), part * largest.bits))
-    (load, load_bits), store = means[0], means[1][0] if row.operand == "O" else None
-    return Outside(row.operand, row.events, row.hidden, returning, load, store, sizes, load_bits)
+        means.append(Way(moves.above, mean, later))
+    return Outside(
+        row.operand,
+        row.events,
+        row.hidden,
+        returning,
+        means[0],
+        means[1] if row.operand == "O" else None,
+        *(float(each.flat[0]) for each in whole),
+    )
 
 
-def _tile_sizes(unrolled: Unrolled, points: Points, operand: str) -> tuple[tuple[float, float], ...]:
-    """(Share of the tiles, size against the mean) in the top on-chip memory: whole ones and those at an edge of the layer."""
-    blocks, found = points[operand][-1], [(1.0, 1.0)]
-    for dim in ("B", "G", "C") if operand == "I" else RELEVANT[operand]:
-        span, size = int(blocks[dim][0]) * unrolled.lanes(dim), unrolled.layer.dims[dim]
-        tiles = -(-size // span)
-        edge = size - (tiles - 1) * span
-        if edge != span and tiles > 1:
-            mean = size / tiles
-            parts = ((1 - 1 / tiles, span / mean), (1 / tiles, edge / mean))
-            found = [(share * part, factor * large) for share, factor in found for part, large in parts]
-    return tuple(found)
+def whole_tiles(unrolled: Unrolled, operand: str, blocks: Blocks) -> tuple[Any, Any]:
+    """(Share, size against the mean) of the largest tiles that pass the outermost port: others are cut short by an edge, or padding."""
+    share: Any = np.ones(1)
+    larger: Any = np.ones(1)
+    for factor in unrolled.factors(operand, blocks, unrolled.array.memories[unrolled.array.ladder(operand)[-1]].shared_over):
+        sizes, often, largest = factor.step_values, factor.step_counts, factor.largest
+        tiles, total = often.sum(axis=-1), (sizes * often).sum(axis=-1)
+        share = share * (often * (sizes == largest[..., None])).sum(axis=-1) / np.maximum(tiles, 1)
+        larger = larger * largest * tiles / np.maximum(total, 1)
+    return share, larger
 
 
 def _returning(unrolled: Unrolled, points: Points) -> float:

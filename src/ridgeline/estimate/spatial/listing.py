@@ -22,11 +22,10 @@ from ...target.array import OPERANDS
 from .causes import Causes, Chosen
 from .narrow import Narrowed
 from .points import Floats, Indices, Mask
+from .windows import smaller
 
 MOST_PLACES, MOST_CHAINS, MOST_PAIRS, MOST_TRIPLES = 4096, 20_000, 1_000_000, 1_000_000
 """Points that cuts may be at, and what is listed of them."""
-MARGIN = 1.05
-"""Of loads that may be equal but for rounding."""
 AT_ONCE = 500_000
 """Triples looked at together: what they need is some hundred megabytes."""
 
@@ -51,12 +50,14 @@ class Stay:
     """Cycles that each holds its port of the outermost memory."""
     stored: Floats
     """Of these, for results that are finished, what goes up."""
+    held: Floats
+    """The same for the largest."""
     whole: Floats
     larger: Floats
     """Share of tiles that no edge cuts short, and how much larger than the mean these are."""
 
     def arrays(self) -> tuple[Floats, ...]:
-        return (self.bits, self.events, self.wait, self.ends, self.mean, self.stored, self.whole, self.larger)
+        return (self.bits, self.events, self.wait, self.ends, self.mean, self.stored, self.held, self.whole, self.larger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class Listing:
                 width = np.where(cuts[number - 1].complete[flat[:, number - 1]], bits.F, bits.O)
             mean = cut.ports[cut.port][at] / cut.events[at]
             stored = np.where(cut.complete[at], mean, 0.0) if operand == "O" else np.zeros(len(at))
-            measured = (cut.events[at], cut.wait[at], cut.ends[at], mean, stored, cut.whole[at], cut.larger[at])
+            measured = (cut.events[at], cut.wait[at], cut.ends[at], mean, stored, cut.held[at], cut.whole[at], cut.larger[at])
             stays.append(Stay(cut.memory, operand, cut.port, cut.outermost, cut.elements[at] * width, *measured))
         held = self.points.events[flat[:, 0]] if cuts else np.ones(len(points))
         return Chains(operand, points, energy, ports, inner, tuple(stays), held, self._sums(operand, flat))
@@ -198,15 +199,15 @@ class Listing:
             for name, cycles in one.inner.items():
                 inner[name] = inner.get(name, 0.0) + cycles
             for stay in one.stays:
-                exposed = ~self._hidden(stay, chosen)
                 fills[stay.operand] = fills[stay.operand] + stay.ends
                 if stay.operand != "O":
                     first[stay.port] = first.get(stay.port, 0.0) + stay.ends
-                wait = np.where(exposed, (stay.events - 1) * stay.wait, 0.0)
-                if stay.operand == "O" and not stay.outermost:
-                    stored = stored + wait
-                else:
-                    waits[stay.outermost, stay.port] = waits.get((stay.outermost, stay.port), 0.0) + wait
+        for stay, times in self._waited(chosen):
+            wait = np.maximum(0.0, times - 1) * stay.wait
+            if stay.operand == "O" and not stay.outermost:
+                stored = stored + wait
+            else:
+                waits[stay.outermost, stay.port] = waits.get((stay.outermost, stay.port), 0.0) + wait
         on_chip = tilings.compute_cycles + stored + self._most(waits, False) + self._skew(chosen)
         for name, cycles in ports.items():  # a port that only hands on what an outermost one brings does not hold the array up
             if not name.startswith(outside):
@@ -222,9 +223,20 @@ class Listing:
                 found = np.maximum(found, cycles - last + fills["O"])
                 if closely and top:
                     hidden = {stay.operand: self._hidden(stay, chosen) for stay in top}
-                    windows = _Windows(name, top, hidden, on_chip, fill - first.get(name, 0.0)).cycles()
-                    found = np.maximum(found, fill + windows + fills["O"])
+                    held = sum((stay.held for stay in top if stay.operand != "O" and stay.port == name), np.zeros(1))
+                    found = np.maximum(found, fill + _windows(name, top, hidden, on_chip, fill - held) + fills["O"])
         return np.asarray(found, np.float64)
+
+    def _waited(self, chosen: Sequence[Chains]) -> list[tuple[Stay, Any]]:
+        """How often each tile is waited for, the first time included: refills that do not hide, and `stream` memories at every pass."""
+        stays = [stay for one in chosen for stay in one.stays]
+        shown = [np.where(self._hidden(stay, chosen), 1.0, stay.events) for stay in stays]
+        passes: Any = reduce(np.minimum, [one.held for one in chosen]) if self.array.systolic else reduce(np.maximum, shown, np.ones(1))
+        found = []
+        for stay, times in zip(stays, shown, strict=True):
+            streams = self.array.memories[stay.memory].refill == "stream" and not stay.outermost
+            found.append((stay, np.minimum(passes, stay.events) if streams else times))
+        return found
 
     def _most(self, waits: Mapping[tuple[bool, str], Any], outermost: bool) -> Any:
         found: Any = 0.0
@@ -314,45 +326,40 @@ class Listing:
         return [flat[a:b] for a, b in pairwise(ends)]
 
 
-class _Windows:
-    """`windows.Windows` for one port of the outermost memory and many mappings: a little less, since tiles are whole, or of one size."""
+def _windows(port: str, top: Sequence[Stay], hidden: Mapping[str, Mask], on_chip: Any, ahead: Any) -> Any:
+    """`windows.Windows.cycles` for one port of the outermost memory and many mappings: a little less, since buffers are not waited for."""
+    found: Any = 0.0
+    for whole in {id(stay.whole): np.minimum(stay.whole, 1 - 1e-9) for stay in top}.values():
+        larger = [np.where(stay.whole >= whole, stay.larger, 1.0) for stay in top]
+        kinds = ((whole, larger), (1 - whole, [smaller(whole, size) for size in larger]))
+        found = np.maximum(found, sum(share * _Windows(port, top, hidden, on_chip, ahead, sizes).cycles() for share, sizes in kinds))
+    return found
 
-    def __init__(self, port: str, top: Sequence[Stay], hidden: Mapping[str, Mask], on_chip: Any, ahead: Any) -> None:
+
+class _Windows:
+    """Windows of tiles that are so large against the mean."""
+
+    def __init__(self, port: str, top: Sequence[Stay], hidden: Mapping[str, Mask], on_chip: Any, ahead: Any, sizes: Sequence[Any]) -> None:
         events = np.stack(np.broadcast_arrays(*(stay.events for stay in top)))
         self.order = np.argsort(-events, axis=0, kind="stable")
         self.events, self.ahead = np.take_along_axis(events, self.order, axis=0), ahead
         self.step = on_chip / self.events[0]
-        nothing = (np.zeros(1), np.zeros(1))
-        both = [(*((stay.mean, stay.stored) if stay.port == port else nothing), stay.operand, hidden[stay.operand]) for stay in top]
+        mean = [size * stay.mean * (stay.port == port) for stay, size in zip(top, sizes, strict=True)]
+        stored = [size * stay.stored * (stay.port == port) for stay, size in zip(top, sizes, strict=True)]
         self.moved = {
-            (before, after): self._by_level([self._moves(*one, before, after) for one in both])
+            (before, after): self._by_level(
+                [self._moves(mean[at], stored[at], hidden[stay.operand], stay.operand, before, after) for at, stay in enumerate(top)]
+            )
             for before in (False, True)
             for after in (False, True)
         }
-        known = self._own_size_counts(top, events)
-        self.whole = self._by_level([np.where(mine, stay.whole, 1.0) for mine, stay in zip(known, top, strict=True)])
-        self.larger = self._by_level([np.where(mine, stay.larger, 1.0) for mine, stay in zip(known, top, strict=True)])
         self.known: dict[tuple[int, bool, bool], tuple[Any, Any]] = {}
 
     def _by_level(self, values: Sequence[Any]) -> Floats:
         """Of the operand whose tiles change most often first."""
         return np.take_along_axis(np.stack([np.broadcast_to(each, self.order.shape[1:]) for each in values]), self.order, axis=0)
 
-    def _own_size_counts(self, top: Sequence[Stay], events: Floats) -> list[Mask]:
-        """Whether a window's traffic follows the size of this operand's tile: of those that change together, that of the largest load."""
-        found = []
-        loads = [np.where(stay.stored > 0, 0.0, stay.mean) if stay.operand == "O" else stay.mean for stay in top]
-        for mine in range(len(top)):
-            same_port = all(stay.port == top[mine].port or stay.operand == "O" for stay in top)
-            others = [
-                (events[at] == events[mine]) & ((MARGIN * loads[at] >= loads[mine]) | (not same_port))
-                for at in range(len(top))
-                if at != mine
-            ]
-            found.append(~reduce(np.logical_or, others, np.zeros(1, bool)))
-        return found
-
-    def _moves(self, mean: Floats, stored: Floats, operand: str, hidden: Mask, before: bool, after: bool) -> Any:
+    def _moves(self, mean: Floats, stored: Floats, hidden: Mask, operand: str, before: bool, after: bool) -> Any:
         """Through the port in a window of an operand's tile, others of its kind preceding and following."""
         if operand != "O":
             return mean if after else 0.0 * mean
@@ -383,13 +390,8 @@ class _Windows:
         if (level, before, after) not in self.known:
             inside = self.events[level - 2] / self.events[level - 1] if level > 1 else np.ones(1)
             cycles, traffic = self._several(level - 1, inside, before, after)
-            moved, share, larger = self.moved[before, after][level - 1], self.whole[level - 1], self.larger[level - 1]
-            smaller = (1 - share * larger) / np.where(share < 1, 1 - share, 1.0)
-            ahead = 0.0 if before else self.ahead
-            mean = share * np.maximum(cycles, traffic + larger * moved - ahead) + (1 - share) * np.maximum(
-                cycles, traffic + smaller * moved - ahead
-            )
-            self.known[level, before, after] = mean, traffic + moved
+            both = traffic + self.moved[before, after][level - 1]
+            self.known[level, before, after] = np.maximum(cycles, both - (0.0 if before else self.ahead)), both
         return self.known[level, before, after]
 
 

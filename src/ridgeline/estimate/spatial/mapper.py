@@ -189,7 +189,7 @@ class _Incumbent:
             everything.tell(self.best)
             everything.finish()
             self.offer(everything.best)
-        self.solved = everything.looked
+        self.solved = max(everything.looked, min(STARTED, len(candidates)))
         return everything.bound
 
     def _stand_ins(self, unsettled: list[Tilings]) -> None:

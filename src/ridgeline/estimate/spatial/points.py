@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ...target.array import DIMENSIONS, OPERANDS
 from .counts import boundary_flows
+from .latency import whole_tiles
 from .layer import REDUCTION, RELEVANT
 from .tilings import CutCosts, Tilings
 
@@ -51,6 +52,8 @@ class CutPoints:
     """For each tile, down for W and I, up for O, where computing waits for it."""
     ends: Floats
     """The first one down, the last one up."""
+    held: Floats
+    """Cycles that the largest one holds the port."""
     whole: Floats
     """Share of tiles that no edge of the layer cuts short."""
     larger: Floats
@@ -85,18 +88,19 @@ class Points:
         above, elements = ladder[cut.place], self.flat(cut.tile_elements)
         ports = {name: self.flat(cycles) for name, cycles in cut.port_cycles.items()}
         port, nothing = "", np.zeros(len(self.events))
-        wait, ends, capacity, whole, larger = nothing, nothing, inf, 1 + nothing, 1 + nothing
+        wait, ends, held, capacity, whole, larger = nothing, nothing, nothing, inf, 1 + nothing, 1 + nothing
         if cut.memory:
             capacity = float(self.array.memories[cut.memory].capacity_bits.value)
             port = f"{above}.{self.array.memories[above].port_of(operand, 'wr_up' if operand == 'O' else 'rd_down')}"
-            each, below = self._cycles_each(operand, cut.memory, above)
-            whole, larger = self._whole_tiles(operand)
+            each, below, held = self._cycles_each(operand, cut.memory, above)
+            if above == self.outermost:
+                whole, larger = (self.spread(each) for each in whole_tiles(self.tilings.unrolled, operand, self.tilings.lattice.blocks))
             ends = each - self._shorter(each) if operand == "O" and above == self.outermost else each
             wait = self._mean_wait(operand, cut.place, above, ports[port] / self.events, below) if above == self.outermost else each
         return CutPoints(
             operand, cut.memory, port, cut.memory is not None and above == self.outermost, cut.memory is None or above != self.outermost,
             self.flat(self.tilings.fits(cut)), self.flat(cut.energy_pj), ports, elements, self.flat(cut.complete), self.events,
-            wait, ends, whole, larger, tile_bits, capacity,
+            wait, ends, held, whole, larger, tile_bits, capacity,
         )  # fmt: skip
 
     def _mean_wait(self, operand: str, place: int, above: str, mean: Floats, below: Floats) -> Floats:
@@ -107,8 +111,8 @@ class Points:
         part = flow.elements / np.maximum(unrolled.count(DIMENSIONS, blocks) * largest, 1)
         return np.maximum(mean, self.spread(part) * below) + (0 if operand == "O" else max(0, memory.latency_cycles - 1))
 
-    def _cycles_each(self, operand: str, name: str, above: str) -> tuple[Floats, Floats]:
-        """(the largest tile between two memories, of it the chip's side), down for W and I, up for O: `latency.Transfer` at every point."""
+    def _cycles_each(self, operand: str, name: str, above: str) -> tuple[Floats, Floats, Floats]:
+        """(the largest tile between two memories, the chip's side of it, the port's), down for W and I, up for O: `latency.Transfer`."""
         array, unrolled, blocks, bits = self.array, self.tilings.unrolled, self.tilings.lattice.blocks, self.tilings.layer.bits
         small, large = array.memories[name], array.memories[above]
         spreads = set(large.shared_over) - set(small.shared_over)
@@ -124,34 +128,19 @@ class Points:
         below = np.ceil(tile / inner.bits_per_cycle)
         if array.noc.bits_per_cycle and spreads:
             below = np.maximum(below, np.ceil(union / array.noc.bits_per_cycle))
-        found = np.maximum(np.ceil(union / outer.bits_per_cycle), below)
+        held = np.ceil(union / outer.bits_per_cycle)
+        found = np.maximum(held, below)
         if array.systolic and spreads:
             found, below = (0 * found, 0 * below) if operand == "O" else (np.maximum(found, next(iter(array.axes.values()))), below)
         asked = 0 if operand == "O" else max(0, large.latency_cycles - 1)
-        return self.spread(found + asked), self.spread(below)
-
-    def _spans(self, dim: str) -> NDArray[np.int64]:
-        """Of a dimension's tiles, along its axis."""
-        span: NDArray[np.int64] = self.tilings.lattice.blocks[dim] * self.tilings.unrolled.lanes(dim)
-        return span.reshape([-1 if d == dim else 1 for d in DIMENSIONS])
-
-    def _whole_tiles(self, operand: str) -> tuple[Floats, Floats]:
-        """(Share, size against the mean) of tiles that no edge cuts short, as `latency._tile_sizes` has them."""
-        share: Any = np.ones(1)
-        factor: Any = np.ones(1)
-        for dim in ("B", "G", "C") if operand == "I" else RELEVANT[operand]:
-            span, size = self._spans(dim), self.tilings.layer.dims[dim]
-            tiles = -(-size // span)
-            cut_short = (tiles > 1) & (size != tiles * span)
-            share = share * np.where(cut_short, 1 - 1 / tiles, 1.0)
-            factor = factor * np.where(cut_short, span * tiles / size, 1.0)
-        return self.spread(share), self.spread(factor)
+        return self.spread(found + asked), self.spread(below), self.spread(held)
 
     def _shorter(self, each: Floats) -> Floats:
         """By how much the last store of results is shorter than the longest: edges of the layer."""
         share: Any = 1.0
         for dim in RELEVANT["O"]:
-            span, size = self._spans(dim), self.tilings.layer.dims[dim]
+            span, size = self.tilings.lattice.blocks[dim] * self.tilings.unrolled.lanes(dim), self.tilings.layer.dims[dim]
+            span = span.reshape([-1 if d == dim else 1 for d in DIMENSIONS])
             share = share * (size - (-(-size // span) - 1) * span) / np.minimum(size, span)
         found: Floats = np.floor(each * (1 - self.spread(np.asarray(share))))
         return found

@@ -325,8 +325,8 @@ class Tilings:
                 return (name, largest), used[largest]
         return None
 
-    def plan(self, points: list[list[tuple[int, ...]]]) -> MappingPlan:
-        """Loops between the points, in rising order, and where each operand's cuts fall among them."""
+    def plan(self, points: list[list[tuple[int, ...]]], first: str = NEXT_LOOPS[0]) -> MappingPlan:
+        """Loops between the points, in rising order, and where each operand's cuts fall among them; loops over `first` come first."""
         chain = sorted(
             {point for places in points for point in places} | {tuple(n - 1 for n in self.lattice.fine_shape)}, key=lambda p: (sum(p), p)
         )
@@ -335,7 +335,7 @@ class Tilings:
         inside = dict.fromkeys(DIMENSIONS, 1)
         for point in chain:
             reached = self.lattice.point(point)
-            loops += [(d, reached[d] // inside[d]) for d in NEXT_LOOPS if reached[d] > inside[d]]
+            loops += [(d, reached[d] // inside[d]) for d in dict.fromkeys((first, *NEXT_LOOPS)) if reached[d] > inside[d]]
             inside, position[point] = reached, len(loops)
         cuts = {}
         for op, places in zip(OPERANDS, points, strict=True):

@@ -7,19 +7,26 @@
                the windows in it, and the waits of refills that do not hide at its end
                its traffic on each port
                half of (these windows + a tile's way to its buffer, and a result's way out of it): there are two buffers, so a tile
-               is asked for when the one before the last has been used up
-    first    stores nothing, and its loads have a head start while other ports fill;  last: loads nothing
+               is asked for when the one before the last has been used up. The traffic of the windows in it, more urgent, goes first:
+               of a window of D cycles it leaves the port free for D - traffic, so m cycles of a tile take m D / (D - traffic); and a
+               burst of what is less urgent is waited for
+    first    stores nothing, and its loads, which must arrive as well, have a head start while other ports fill;  last: loads nothing
 
-Tiles cut short by the layer's edge are told apart from whole ones where they come from W, O or the channels of I; input windows
-that differ (padding, overlap) are taken at their mean, which is too short; `schedule.stream` walks them all.
+A tile that an edge of the layer cuts short does not make up for a whole one, and other operands' tiles are short at the same edge: so
+windows of whole tiles are told apart from the others, which are taken at their mean, by the operand for which this matters most;
+those of operands with fewer whole tiles are taken at their mean in both. `schedule.stream` walks them all.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import sqrt
+from typing import Any
 
+BURSTS_A_STEP = 8
+"""Pieces that transfers are cut into, of a step: a long one lets a short urgent one pass."""
 Traffic = Mapping[str, float]
 
 
@@ -35,6 +42,9 @@ class Way:
     def total(self) -> float:
         return self.cycles + self.later
 
+    def sized(self, size: float) -> Way:
+        return replace(self, cycles=size * self.cycles)
+
 
 @dataclass(frozen=True, slots=True)
 class Outside:
@@ -47,10 +57,14 @@ class Outside:
     """Share of events that load: of O, all but first visits."""
     load: Way
     store: Way | None
-    sizes: tuple[tuple[float, float], ...] = ((1.0, 1.0),)
-    """(Share of the tiles, how large they are against the mean): the edges of the layer."""
-    load_bits: float = 0.0
-    """A mean load, the same at any width of port."""
+    whole: float = 1.0
+    """Share of the tiles that no edge of the layer cuts short."""
+    larger: float = 1.0
+    """How large these are against the mean."""
+
+    def sized(self, size: float) -> Outside:
+        store = self.store.sized(size) if self.store else None
+        return replace(self, load=self.load.sized(size), store=store, whole=1.0)
 
 
 class Windows:
@@ -62,7 +76,20 @@ class Windows:
         self.steps = self.events[0]
 
     def cycles(self) -> float:
-        return max(self._several(len(self.events), self.events[-1], False, False)[0], *self.streams.values(), 0.0)
+        splits = {each.whole for each in self.outside if each.whole < 1}
+        if not splits:
+            return max(self._several(len(self.events), self.events[-1], False, False)[0], *self.streams.values(), 0.0)
+        return max(self._split(whole) for whole in splits)
+
+    def _split(self, whole: float) -> float:
+        """Windows of whole tiles, so large a share, and of the others."""
+        larger = [each.larger if each.whole >= whole else 1.0 for each in self.outside]
+        kinds = ((whole, larger), (1 - whole, [smaller(whole, size) for size in larger]))
+        return sum(share * self._sized(sizes).cycles() for share, sizes in kinds)
+
+    def _sized(self, sizes: list[float]) -> Windows:
+        outside = [each.sized(size) for each, size in zip(self.outside, sizes, strict=True)]
+        return Windows(self.on_chip, outside, self.streams, self.head_start)
 
     def waits(self) -> float:
         """Of refills that do not hide."""
@@ -94,32 +121,50 @@ class Windows:
         kinds = [(weight, self._moved(here, before, after, returns)) for weight, returns in ((1 - share, False), (share, True)) if weight]
         ahead = {} if before else self.head_start
         means = []
-        for weight, (moved, way) in kinds:
-            for part, size in self._edges(here):
-                both = _add([(1.0, traffic), (size, moved)])
-                longest = max(cycles, (cycles + size * way) / 2, *(c - ahead.get(port, 0.0) for port, c in both.items()))
-                means.append((weight * part, longest))
+        for weight, (moved, ways) in kinds:
+            both = _add([(1.0, traffic), (1.0, moved)])
+            turns = [self._turn(cycles + self._burst(level, each), each, moved, traffic) for each in ways]
+            there = [each.load.total - ahead.get(each.load.port, 0.0) for each in here if after and not before and not each.store]
+            means.append((weight, max(cycles, *turns, *there, *(c - ahead.get(port, 0.0) for port, c in both.items()))))
         return _sum(means), _add([(1.0, traffic), *((weight, moved) for weight, (moved, _) in kinds)])
 
-    def _edges(self, here: list[Outside]) -> tuple[tuple[float, float], ...]:
-        """Sizes of the tiles that most of a window's own traffic brings: a short one does not make up for a long one."""
-        return max(here, key=lambda each: each.load_bits).sizes if here else ((1.0, 1.0),)
-
-    def _moved(self, here: list[Outside], before: bool, after: bool, returns: bool) -> tuple[Traffic, float]:
-        """(Traffic of a window's own operands, longest way through a buffer)."""
+    def _moved(self, here: list[Outside], before: bool, after: bool, returns: bool) -> tuple[Traffic, list[list[Way]]]:
+        """(Traffic of a window's own operands, ways through each one's buffer)."""
         moved: dict[str, float] = defaultdict(float)
-        longest = 0.0
+        found: list[list[Way]] = []
         for each in here:
-            way = 0.0
+            ways = []
             if after and (returns or not each.store):
-                moved[each.load.port] += each.load.cycles
-                way += each.load.total
+                ways.append(each.load)
             if each.store and (before if each.hidden else after):
-                moved[each.store.port] += each.store.cycles
-                way += each.store.total
+                ways.append(each.store)
+            for way in ways:
+                moved[way.port] += way.cycles
             if each.hidden and after and before:  # at first both buffers are free
-                longest = max(longest, way)
-        return moved, longest
+                found.append(ways)
+        return moved, found
+
+    def _burst(self, level: int, ways: list[Way]) -> float:
+        """Of a transfer that is less urgent, and may go on when these are asked for: as often as it has a share in the port's traffic."""
+        step, found = self.on_chip / self.steps / BURSTS_A_STEP, 0.0
+        for port in {way.port for way in ways}:
+            moved = [(each.events, way) for each in self.outside for way in (each.load, each.store) if way and way.port == port]
+            others = [(events, way) for events, way in moved if events < self.events[level - 1]]
+            if all_of_it := _sum([(events, way.cycles) for events, way in moved]):
+                share = _sum([(events, way.cycles) for events, way in others]) / all_of_it
+                found = max(found, share * max((min(step, way.cycles) for _, way in others), default=0.0))
+        return found
+
+    def _turn(self, cycles: float, ways: list[Way], moved: Traffic, traffic: Traffic) -> float:
+        """The least D with 2 D = cycles + later + m D / (D - traffic): what moves through the ways' ports has other traffic go first.
+
+        Of two ports the busier counts for both, so that D never falls when anything else rises.
+        """
+        ports = {way.port for way in ways}
+        own, busy = sum(moved[port] for port in ports), max((traffic.get(port, 0.0) for port in ports), default=0.0)
+        waits = cycles + sum(way.later for way in ways)
+        half = (2 * busy + waits + own) / 2
+        return (half + sqrt(max(0.0, half * half - 2 * busy * waits))) / 2
 
     def _exposed(self, level: int) -> float:
         """Wait where a window of this level ends, and all in it: one port's transfers one after another, a store before its load."""
@@ -132,6 +177,11 @@ class Windows:
                     ports[each.store.port] += each.store.total
                     ports["O"] += each.store.total + load
         return max(ports.values(), default=0.0)
+
+
+def smaller(whole: Any, larger: Any) -> Any:
+    """How large the other tiles are against the mean, when a share of them is whole, and larger by this much."""
+    return (1 - whole * larger) / (1 - whole)
 
 
 def _sum(parts: list[tuple[float, float]]) -> float:

@@ -38,12 +38,12 @@ from ..latency import Refill
 from ..layer import REDUCTION, RELEVANT, Layer
 from ..mapping import MappingPlan
 from ..tiles import Slide, extents, lane_groups
+from ..windows import BURSTS_A_STEP
 from .instructions import MOST_CYCLES, Instruction
 from .scheduler import Timeline, schedule
 
 MOST_INSTRUCTIONS = 200_000
 MOST_OF_A_STEP = 6  # begin, compute, and W, I, O down, O up
-BURSTS_A_STEP = 8
 ARRAY = "array"
 WINDOWS = (("P", "R"), ("Q", "S"))
 
