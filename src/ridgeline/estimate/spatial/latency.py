@@ -165,15 +165,12 @@ def _outside(row: Refill, paced: set[str], returning: float, whole: tuple[Any, A
         # a mean beside a mean, never beside the largest: a wider port would add to the wait what it saves on the largest
         later = max(0.0, part * largest.below_cycles - mean, largest.shift_cycles - mean) + largest.asked_cycles
         means.append(Way(moves.above, mean, later))
-    return Outside(
-        row.operand,
-        row.events,
-        row.hidden,
-        returning,
-        means[0],
-        means[1] if row.operand == "O" else None,
-        *(float(each.flat[0]) for each in whole),
-    )
+    traffic: dict[str, float] = {}
+    for moves in row.moves:
+        traffic[moves.above] = traffic.get(moves.above, 0.0) + moves.above_cycles
+    share, larger = (float(each.flat[0]) for each in whole)
+    store = means[1] if row.operand == "O" else None
+    return Outside(row.operand, row.events, row.hidden, returning, means[0], store, share, larger, traffic)
 
 
 def whole_tiles(unrolled: Unrolled, operand: str, blocks: Blocks) -> tuple[Any, Any]:

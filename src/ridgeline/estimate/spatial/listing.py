@@ -22,7 +22,7 @@ from ...target.array import OPERANDS
 from .causes import Causes, Chosen
 from .narrow import Narrowed
 from .points import Floats, Indices, Mask
-from .windows import smaller
+from .windows import BURSTS_A_STEP, smaller
 
 MOST_PLACES, MOST_CHAINS, MOST_PAIRS, MOST_TRIPLES = 4096, 20_000, 1_000_000, 1_000_000
 """Points that cuts may be at, and what is listed of them."""
@@ -353,7 +353,24 @@ class _Windows:
             for before in (False, True)
             for after in (False, True)
         }
+        often, plain = events, [stay.mean * (stay.port == port) for stay in top]
+        alone = [
+            ~reduce(np.logical_or, [often[at] == often[other] for other in range(len(top)) if other != at], False) for at in range(len(top))
+        ]
+        turns = [hidden[stay.operand] & alone[at] & ((stay.operand != "O") | (stay.stored > 0)) for at, stay in enumerate(top)]
+        self.turns = self._by_level(turns)
+        self.bursts = self._by_level([self._burst(at, often, plain) for at in range(len(top))])
         self.known: dict[tuple[int, bool, bool], tuple[Any, Any]] = {}
+
+    def _burst(self, at: int, events: Floats, mean: Sequence[Any]) -> Any:
+        """`windows.Windows._burst`."""
+        share: Any = 0.0
+        longest: Any = 0.0
+        for other, cycles in enumerate(mean):
+            fewer = events[other] < events[at]
+            share = share + np.where(fewer, cycles * events[other], 0.0)
+            longest = np.maximum(longest, np.where(fewer, np.minimum(self.step / BURSTS_A_STEP, cycles), 0.0))
+        return share / np.maximum(sum(cycles * events[other] for other, cycles in enumerate(mean)), 1e-300) * longest
 
     def _by_level(self, values: Sequence[Any]) -> Floats:
         """Of the operand whose tiles change most often first."""
@@ -390,8 +407,14 @@ class _Windows:
         if (level, before, after) not in self.known:
             inside = self.events[level - 2] / self.events[level - 1] if level > 1 else np.ones(1)
             cycles, traffic = self._several(level - 1, inside, before, after)
-            both = traffic + self.moved[before, after][level - 1]
-            self.known[level, before, after] = np.maximum(cycles, both - (0.0 if before else self.ahead)), both
+            moved = self.moved[before, after][level - 1]
+            longest = np.maximum(cycles, traffic + moved - (0.0 if before else self.ahead))
+            if before and after:
+                waits = cycles + self.bursts[level - 1]
+                half = traffic + (waits + moved) / 2
+                turn = (half + np.sqrt(np.maximum(0.0, half * half - 2 * traffic * waits))) / 2
+                longest = np.where(self.turns[level - 1], np.maximum(longest, turn), longest)
+            self.known[level, before, after] = longest, traffic + moved
         return self.known[level, before, after]
 
 

@@ -122,7 +122,7 @@ def _search(key: _Key) -> Mapped:
     bound = search.least_energy(candidates) if exact else search.best_of_all(candidates)
     if search.best is None:
         raise _infeasible(layer, array)
-    return Mapped(search.best, key.objective, key.dataflow, min(search.value, bound), len(candidates), search.solved)
+    return Mapped(search.best, key.objective, key.dataflow, float(min(search.value, bound)), len(candidates), search.solved)
 
 
 Candidate = tuple[float, float, Callable[[], Tilings]]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any
 
@@ -61,6 +61,8 @@ class Outside:
     """Share of the tiles that no edge of the layer cuts short."""
     larger: float = 1.0
     """How large these are against the mean."""
+    traffic: Traffic = field(default_factory=dict)
+    """Cycles on each port of the outermost memory, all in all."""
 
     def sized(self, size: float) -> Outside:
         store = self.store.sized(size) if self.store else None
@@ -148,11 +150,11 @@ class Windows:
         """Of a transfer that is less urgent, and may go on when these are asked for: as often as it has a share in the port's traffic."""
         step, found = self.on_chip / self.steps / BURSTS_A_STEP, 0.0
         for port in {way.port for way in ways}:
-            moved = [(each.events, way) for each in self.outside for way in (each.load, each.store) if way and way.port == port]
-            others = [(events, way) for events, way in moved if events < self.events[level - 1]]
-            if all_of_it := _sum([(events, way.cycles) for events, way in moved]):
-                share = _sum([(events, way.cycles) for events, way in others]) / all_of_it
-                found = max(found, share * max((min(step, way.cycles) for _, way in others), default=0.0))
+            traffic = [(each.events, each.traffic.get(port, 0.0)) for each in self.outside]
+            others = [(events, cycles) for events, cycles in traffic if events < self.events[level - 1]]
+            if in_all := sum(cycles for _, cycles in traffic):
+                share = sum(cycles for _, cycles in others) / in_all
+                found = max(found, share * max((min(step, cycles / events) for events, cycles in others), default=0.0))
         return found
 
     def _turn(self, cycles: float, ways: list[Way], moved: Traffic, traffic: Traffic) -> float:
