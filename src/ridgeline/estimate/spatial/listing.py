@@ -367,7 +367,7 @@ class _Windows:
         share: Any = 0.0
         longest: Any = 0.0
         for other, cycles in enumerate(mean):
-            fewer = events[other] < events[at]
+            fewer = (events[other] > 1) & (events[other] < events[at])
             share = share + np.where(fewer, cycles * events[other], 0.0)
             longest = np.maximum(longest, np.where(fewer, np.minimum(self.step / BURSTS_A_STEP, cycles), 0.0))
         return share / np.maximum(sum(cycles * events[other] for other, cycles in enumerate(mean)), 1e-300) * longest

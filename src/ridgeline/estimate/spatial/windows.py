@@ -151,7 +151,7 @@ class Windows:
         step, found = self.on_chip / self.steps / BURSTS_A_STEP, 0.0
         for port in {way.port for way in ways}:
             traffic = [(each.events, each.traffic.get(port, 0.0)) for each in self.outside]
-            others = [(events, cycles) for events, cycles in traffic if events < self.events[level - 1]]
+            others = [(events, cycles) for events, cycles in traffic if 1 < events < self.events[level - 1]]  # one: in fill and drain
             if in_all := sum(cycles for _, cycles in traffic):
                 share = sum(cycles for _, cycles in others) / in_all
                 found = max(found, share * max((min(step, cycles / events) for events, cycles in others), default=0.0))
