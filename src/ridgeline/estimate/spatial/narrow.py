@@ -158,6 +158,9 @@ class Narrowing:
             costs = self._weighed(line, mix)
             table = self._table(costs)
             value = table.all + costs.offset
+            if not np.isfinite(value):  # nothing fits
+                self._close()
+                return kept
             self.bound = max(self.bound, min(self.below, self._least_objective(line, value)))
             stuck = stuck + 1 if value / line.limit < best + LITTLE else 0
             if value / line.limit > best:
