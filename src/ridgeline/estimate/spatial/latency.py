@@ -119,13 +119,9 @@ def latency(unrolled: Unrolled, points: Points, rows: tuple[Refill, ...], ports:
     drain -= _last_is_smaller(unrolled, points, rows)
     paced = paced_ports(top, ports)
     on_chip = max([compute + inner_waits, *(c for name, c in ports.items() if not name.startswith(outermost) and name not in paced)])
+    returning, apart = _returning(unrolled, points), _returns_apart(unrolled, points, top)
     outside = [
-        _outside(
-            row,
-            paced,
-            _returning(unrolled, points) if row.operand == "O" else 1.0,
-            whole_tiles(unrolled, row.operand, points[row.operand][-1]),
-        )
+        _outside(row, paced, returning if row.operand == "O" else 1.0, whole_tiles(unrolled, row.operand, points[row.operand][-1]), apart)
         for row in top
     ]
     streams = {name: float(c) for name, c in ports.items() if name.startswith(outermost)}  # what goes straight to the PEs
@@ -151,7 +147,7 @@ def paced_ports(top: tuple[Refill, ...], ports: Mapping[str, int]) -> set[str]:
     return {name for name, found in partners.items() if len(found) == 1 and cycles[name] == ports.get(name)}
 
 
-def _outside(row: Refill, paced: set[str], returning: float, whole: tuple[Any, Any]) -> Outside:
+def _outside(row: Refill, paced: set[str], returning: float, whole: tuple[Any, Any], apart: bool) -> Outside:
     shares = (returning, 1.0)[: len(row.moves)]
     means = []
     for moves, share in zip(row.moves, shares, strict=True):
@@ -170,7 +166,7 @@ def _outside(row: Refill, paced: set[str], returning: float, whole: tuple[Any, A
         traffic[moves.above] = traffic.get(moves.above, 0.0) + moves.above_cycles
     share, larger = (float(each.flat[0]) for each in whole)
     store = means[1] if row.operand == "O" else None
-    return Outside(row.operand, row.events, row.hidden, returning, means[0], store, share, larger, traffic)
+    return Outside(row.operand, row.events, row.hidden, returning, means[0], store, share, larger, traffic, apart)
 
 
 def whole_tiles(unrolled: Unrolled, operand: str, blocks: Blocks) -> tuple[Any, Any]:
@@ -189,6 +185,15 @@ def _returning(unrolled: Unrolled, points: Points) -> float:
     """Share of visits that find partial sums."""
     visits = int(unrolled.count(REDUCTION, points["O"][-1]).flat[0])
     return 1 - 1 / visits
+
+
+def _returns_apart(unrolled: Unrolled, points: Points, top: tuple[Refill, ...]) -> bool:
+    """Whether visits that find partial sums share no tile of another operand with first ones: what is left to add lies outside them all."""
+    rarest = min(top, key=lambda row: row.events, default=None)
+    if rarest is None:
+        return False
+    ours, theirs = (int(unrolled.count(REDUCTION, points[operand][-1]).flat[0]) for operand in ("O", rarest.operand))
+    return ours == theirs
 
 
 def _last_is_smaller(unrolled: Unrolled, points: Points, rows: tuple[Refill, ...]) -> int:

@@ -63,6 +63,8 @@ class Outside:
     """How large these are against the mean."""
     traffic: Traffic = field(default_factory=dict)
     """Cycles on each port of the outermost memory, all in all."""
+    apart: bool = False
+    """Whether no tile of another operand sees both first visits of O and such that load."""
 
     def sized(self, size: float) -> Outside:
         store = self.store.sized(size) if self.store else None
@@ -78,6 +80,12 @@ class Windows:
         self.steps = self.events[0]
 
     def cycles(self) -> float:
+        for at, each in enumerate(self.outside):
+            if each.apart and 0 < each.returning < 1:
+                halves = [replace(each, returning=returning, apart=False) for returning in (0.0, 1.0)]
+                kinds = [[*self.outside[:at], half, *self.outside[at + 1 :]] for half in halves]
+                first, later = (Windows(self.on_chip, kind, self.streams, self.head_start).cycles() for kind in kinds)
+                return (1 - each.returning) * first + each.returning * later
         splits = {each.whole for each in self.outside if each.whole < 1}
         if not splits:
             return max(self._several(len(self.events), self.events[-1], False, False)[0], *self.streams.values(), 0.0)
