@@ -11,7 +11,7 @@ what its cuts cost.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
 from typing import Any
@@ -49,7 +49,9 @@ class Stay:
     mean: Floats
     """Cycles that each holds its port of the outermost memory."""
     stored: Floats
-    """Of these, for results that are finished, what goes up."""
+    """Of these, for results, what goes up."""
+    visits: Floats
+    """How often each result is added to."""
     held: Floats
     """The same for the largest."""
     whole: Floats
@@ -57,7 +59,7 @@ class Stay:
     """Share of tiles that no edge cuts short, and how much larger than the mean these are."""
 
     def arrays(self) -> tuple[Floats, ...]:
-        return (self.bits, self.events, self.wait, self.ends, self.mean, self.stored, self.held, self.whole, self.larger)
+        return (self.bits, self.events, self.wait, self.ends, self.mean, self.stored, self.visits, self.held, self.whole, self.larger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +159,17 @@ class Listing:
             if operand == "O" and number:
                 width = np.where(cuts[number - 1].complete[flat[:, number - 1]], bits.F, bits.O)
             mean = cut.ports[cut.port][at] / cut.events[at]
-            stored = np.where(cut.complete[at], mean, 0.0) if operand == "O" else np.zeros(len(at))
-            measured = (cut.events[at], cut.wait[at], cut.ends[at], mean, stored, cut.held[at], cut.whole[at], cut.larger[at])
+            measured = (
+                cut.events[at],
+                cut.wait[at],
+                cut.ends[at],
+                mean,
+                cut.stored[at],
+                cut.visits[at],
+                cut.held[at],
+                cut.whole[at],
+                cut.larger[at],
+            )
             stays.append(Stay(cut.memory, operand, cut.port, cut.outermost, cut.elements[at] * width, *measured))
         held = self.points.events[flat[:, 0]] if cuts else np.ones(len(points))
         return Chains(operand, points, energy, ports, inner, tuple(stays), held, self._sums(operand, flat))
@@ -327,7 +338,24 @@ class Listing:
 
 
 def _windows(port: str, top: Sequence[Stay], hidden: Mapping[str, Mask], on_chip: Any, ahead: Any) -> Any:
-    """`windows.Windows.cycles` for one port of the outermost memory and many mappings: a little less, since buffers are not waited for."""
+    """`windows.Windows.cycles` for one port of the outermost memory and many mappings: a little less, since no answer is waited for."""
+    found = _sized_windows(port, top, hidden, on_chip, ahead)
+    at = next((at for at, stay in enumerate(top) if stay.operand == "O"), None)
+    if at is None:
+        return found
+    o, rarest = top[at], reduce(np.minimum, [stay.events for stay in top])
+    apart = reduce(np.logical_and, [(stay.events > rarest) | (stay.visits == o.visits) for stay in top]) & (o.visits > 1)
+    if not apart.any():
+        return found
+    returning = 1 - 1 / np.maximum(o.visits, 2)  # share of visits that load
+    means = (o.stored, o.stored + (o.mean - o.stored) / returning)
+    kinds = [[*top[:at], replace(o, mean=mean), *top[at + 1 :]] for mean in means]
+    first, later = (_sized_windows(port, kind, hidden, on_chip, ahead) for kind in kinds)
+    return np.where(apart, np.maximum(found, (1 - returning) * first + returning * later), found)
+
+
+def _sized_windows(port: str, top: Sequence[Stay], hidden: Mapping[str, Mask], on_chip: Any, ahead: Any) -> Any:
+    """Windows of whole tiles and of others, told apart by the operand for which it matters most."""
     found: Any = 0.0
     for whole in {id(stay.whole): np.minimum(stay.whole, 1 - 1e-9) for stay in top}.values():
         larger = [np.where(stay.whole >= whole, stay.larger, 1.0) for stay in top]
@@ -357,7 +385,7 @@ class _Windows:
         alone = [
             ~reduce(np.logical_or, [often[at] == often[other] for other in range(len(top)) if other != at], False) for at in range(len(top))
         ]
-        turns = [hidden[stay.operand] & alone[at] & ((stay.operand != "O") | (stay.stored > 0)) for at, stay in enumerate(top)]
+        turns = [hidden[stay.operand] & alone[at] & ((stay.operand != "O") | (stay.visits == 1)) for at, stay in enumerate(top)]
         self.turns = self._by_level(turns)
         self.bursts = self._by_level([self._burst(at, often, plain) for at in range(len(top))])
         self.known: dict[tuple[int, bool, bool], tuple[Any, Any]] = {}

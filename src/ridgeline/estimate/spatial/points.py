@@ -54,6 +54,10 @@ class CutPoints:
     """The first one down, the last one up."""
     held: Floats
     """Cycles that the largest one holds the port."""
+    stored: Floats
+    """For O: cycles that a mean one holds the port on its way up."""
+    visits: Floats
+    """How often each result is added to."""
     whole: Floats
     """Share of tiles that no edge of the layer cuts short."""
     larger: Floats
@@ -71,6 +75,7 @@ class Points:
         self.shape = tilings.lattice.fine_shape
         self.outermost = list(self.array.memories)[-1]
         self.events = self.spread(tilings.unrolled.count(DIMENSIONS, tilings.lattice.blocks)).astype(np.float64)
+        self.visits = self.spread(tilings.unrolled.count(REDUCTION, tilings.lattice.blocks)).astype(np.float64)
         self.shared = tuple(name for name, memory in self.array.memories.items() if len(memory.operands) > 1 and name != self.outermost)
         """On-chip memories whose room operands divide."""
         self.cuts = {op: [self._cut(op, cut) for cut in tilings.cuts[op]] for op in OPERANDS}
@@ -88,19 +93,22 @@ class Points:
         above, elements = ladder[cut.place], self.flat(cut.tile_elements)
         ports = {name: self.flat(cycles) for name, cycles in cut.port_cycles.items()}
         port, nothing = "", np.zeros(len(self.events))
-        wait, ends, held, capacity, whole, larger = nothing, nothing, nothing, inf, 1 + nothing, 1 + nothing
+        wait, ends, held, stored, capacity, whole, larger = nothing, nothing, nothing, nothing, inf, 1 + nothing, 1 + nothing
         if cut.memory:
             capacity = float(self.array.memories[cut.memory].capacity_bits.value)
             port = f"{above}.{self.array.memories[above].port_of(operand, 'wr_up' if operand == 'O' else 'rd_down')}"
             each, below, held = self._cycles_each(operand, cut.memory, above)
             if above == self.outermost:
+                if operand == "O":
+                    flows = boundary_flows(self.tilings.unrolled, "O", cut.place, self.tilings.lattice.blocks)
+                    stored = self.spread(flows[above, "wr_up"].cycles) / self.events
                 whole, larger = (self.spread(each) for each in whole_tiles(self.tilings.unrolled, operand, self.tilings.lattice.blocks))
             ends = each - self._shorter(each) if operand == "O" and above == self.outermost else each
             wait = self._mean_wait(operand, cut.place, above, ports[port] / self.events, below) if above == self.outermost else each
         return CutPoints(
             operand, cut.memory, port, cut.memory is not None and above == self.outermost, cut.memory is None or above != self.outermost,
             self.flat(self.tilings.fits(cut)), self.flat(cut.energy_pj), ports, elements, self.flat(cut.complete), self.events,
-            wait, ends, held, whole, larger, tile_bits, capacity,
+            wait, ends, held, stored, self.visits, whole, larger, tile_bits, capacity,
         )  # fmt: skip
 
     def _mean_wait(self, operand: str, place: int, above: str, mean: Floats, below: Floats) -> Floats:
