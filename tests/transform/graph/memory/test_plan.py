@@ -127,11 +127,11 @@ def test_a_graph_of_two_thousand_nodes_is_planned_within_five_seconds() -> None:
             pool.append(graph.call_function(aten.repeat.default, (row, [chance.randrange(1, 9), 1])))
     graph.output((graph.call_function(aten.add.Tensor, (pool[-1], pool[-2])),))
     captured = Captured(fx.GraphModule(nn.Module(), graph), (torch.randn(4, 32),), False)
-    start = time.perf_counter()
+    start = time.process_time()
     facts = observe(captured)
     reorder(captured, facts)
     found = plan(lifetimes(captured, facts))
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert found.over_bound <= 0.03
 
 
