@@ -35,6 +35,8 @@ WHOLE = 1e-3
 """Of a cycle: what rounding may be off by."""
 MOST_COSTED, MOST_PARTS, MOST_CELLS = 200, 60, 60_000_000
 """Mappings costed, parts halved, and numbers in tables of cheapest chains, for one search."""
+FEWEST_TABLES = 4
+"""Without room for so many, an unrolling is not begun: three are held at once."""
 
 
 @dataclass(slots=True)
@@ -96,7 +98,7 @@ class Everything:
             return
         self.looked += 1
         tilings = make()
-        if streaming(tilings.array) > 1 or self.budget.cells <= 0:
+        if streaming(tilings.array) > 1 or FEWEST_TABLES * _cells(tilings) > self.budget.cells:
             self.unlisted.append((bound, tilings))
             return
         self.budget.cells -= _cells(tilings)
