@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ridgeline.core.errors import OptionError
 from ridgeline.crossbar.cells import program
 from ridgeline.crossbar.engine import blocked
+from ridgeline.crossbar.engine.array_sums import _added_up, _levels, made_of
 from ridgeline.crossbar.engine.blocked import MIB, BlockedEngine
 from ridgeline.crossbar.engine.packing import Packing, pack
 from ridgeline.crossbar.engine.patches import Piece, patches, pieces
@@ -203,3 +204,25 @@ def test_what_cannot_be_computed_is_an_error() -> None:
     assert "float64" in str(BlockedEngine().unable(huge, "cpu"))
     assert "integer" in str(BlockedEngine(compute="integer").unable(Plan(chip(), 4, 4), "cuda"))
     assert BlockedEngine().unable(Plan(chip(), 4, 4), "cuda") is None
+
+
+@pytest.mark.parametrize("sign", ["slice", "differential"])
+@pytest.mark.parametrize("slices", [[1, 1, 2, 2], [1, 3], [1, 2, 1, 2, 2]])
+def test_inputs_are_the_levels_added_up(sign: str, slices: list[int]) -> None:
+    """The short way to a dot's inputs gives what one level after another gives, for every whole number."""
+    plan = Plan(chip(operands_x_slices=slices, dac_levels=8 if 3 in slices else 4, operands_sign=sign), 64, 8)
+    for active in {tuple(range(first, len(slices))) for first in (0, 1 if sign == "slice" else 0)}:
+        packing = pack(plan, active, whole=True, wide=False, apart=False, collapse=False)
+        assert packing is not None
+        made = made_of(plan, packing)
+        q = torch.arange(0 if 0 not in active else 1 - 2 ** (plan.x.span - 1), 2 ** (plan.x.span - 1)).float().view(1, 1, 1, -1)
+        levels = dict(_levels(q.clone(), plan, packing.units))
+        expected = [sum(radix * levels[i] for i, radix in one) for one in packing.packs]
+        assert made.uptos is not None
+        assert all(torch.equal(a, b) for a, b in zip(_added_up(q.clone(), plan, made.uptos), expected, strict=True))
+
+
+def test_a_coarse_dac_keeps_the_long_way() -> None:
+    plan = Plan(chip(operands_x_slices=[1, 1, 4]), 64, 8)
+    packing = pack(plan, (0, 1, 2), whole=True, wide=False, apart=False, collapse=False)
+    assert packing is not None and made_of(plan, packing).uptos is None

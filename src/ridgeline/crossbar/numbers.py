@@ -144,28 +144,26 @@ def quantise(values: Tensor, scale: Tensor, bits: int, number_format: str) -> Te
     return torch.round(shifted).clamp(-_largest(bits) - 1, _largest(bits)).to(torch.int64)
 
 
-def quantise_(scaled: Tensor, values: Tensor, maximum: Tensor, bits: int, number_format: str) -> None:
-    """`scaled`, a copy of `values`, becomes the whole numbers of `quantise` in place; a magnitude of `bits` - 1 bits is clipped by `held`.
+def whole_numbers(values: Tensor, maximum: Tensor, bits: int, number_format: str, dtype: torch.dtype) -> Tensor:
+    """The whole numbers of `quantise`, as floats; a magnitude of `bits` - 1 bits is clipped by `held`.
 
     A float32 is divided in float32, and only where that lies near half a step is it repeated in float64, so that no number differs.
     """
-    if scaled.dtype == torch.float64 or bits > MOST_BITS_FLOAT32 or (number_format == "int" and _tiny(maximum)):
+    if values.dtype == torch.float64 or bits > MOST_BITS_FLOAT32 or (number_format == "int" and _tiny(maximum)):
         scale = block_scale(maximum.double(), number_format)
-        scaled.copy_(quantise(values.double(), scale, bits, number_format))
-        return
+        return quantise(values.double(), scale, bits, number_format).to(dtype)
     if number_format == "bfp":  # a power of two: exact in float32
-        scaled.mul_(_power_of_two(bits - 2 - block_scale(maximum.double(), number_format)).float())
-        scaled.round_().clamp_(-_largest(bits) - 1, _largest(bits))
-        return
+        scaled = values * _power_of_two(bits - 2 - block_scale(maximum.double(), number_format)).float()
+        return scaled.round_().clamp_(-_largest(bits) - 1, _largest(bits)).to(dtype)
     divisor = torch.where(maximum > 0, maximum, torch.ones_like(maximum)).double()
-    scaled.mul_((_largest(bits) / divisor).float())
+    scaled = values * (_largest(bits) / divisor).float()
     rounded = scaled.round()
     near = scaled.sub_(rounded).abs_() > 0.5 - _largest(bits) * 2.0**-22  # two roundings of 2^-24, with room to spare
-    scaled.copy_(rounded)
     places = near.nonzero(as_tuple=True)
     if len(places[0]):
         exact = values[places].double() / divisor.expand_as(values)[places] * _largest(bits)
-        scaled[places] = exact.round().to(scaled.dtype)
+        rounded[places] = exact.round().to(rounded.dtype)
+    return rounded.to(dtype)
 
 
 def _tiny(maximum: Tensor) -> bool:

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from ..adc import AddedInTurn, voltage_factor
-from ..numbers import block_scale, quantise_, step_of
+from ..numbers import block_scale, step_of, whole_numbers
 from ..plan import Draw, Plan, Window
-from .packing import Packing, collapsed_weights, column_bounds, is_power_of_two, reciprocal
+from .packing import BITS, Packing, collapsed_weights, is_power_of_two
 
 OFFSET = -1
-Made = tuple[Packing, dict[tuple[int, int], "Conversion"]]
 
 
 @dataclass(slots=True)
@@ -53,25 +52,54 @@ class Conversion:
     shift: float
     rounds: bool
     worth: float
-    share: float | None
-    """1 / R of slice i, where multiplying by it is as good as dividing by R."""
 
 
-def conversions_of(plan: Plan, packing: Packing) -> dict[tuple[int, int], Conversion]:
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What follows from a plan and a packing."""
+
+    packing: Packing
+    conversions: dict[tuple[int, int], Conversion]
     """By (i, j); (i, OFFSET) is the offset column's, read by the ADC of slice 0."""
+    weights: list[dict[int, int]]
+    """For each dot what a level of a slice of x counts."""
+    uptos: list[dict[int, int]] | None
+    """A shorter way to the same inputs: for each dot how often floor(q / 2^shift_i) counts."""
+
+
+def made_of(plan: Plan, packing: Packing) -> Made:
     chip, found = plan.chip, {}
     noisy = not packing.whole or chip.adc.noise_lsb.value > 0 or chip.adc.offset_lsb.value > 0
     a_sum = plan.offset_worth / Fraction((chip.dac.levels - 1) * (chip.cell.levels - 1))
-    bounds = column_bounds(plan, packing.units)
-    shares = {i: reciprocal(radix, bounds[i], plan.signed, packing.dtype) for one in packing.packs for i, radix in one}
-    for i, j in product(shares, range(OFFSET, len(plan.w.widths))):
-        scale = plan.scale(max(j, 0)) * (max(packing.units[i], 1) if packing.whole else 1)
+    slices = [i for one in packing.packs for i, _ in one]
+    for i, j in product(slices, range(OFFSET, len(plan.w.widths))):
+        scale = packing.scale(plan, i, max(j, 0)) if packing.whole else plan.scale(max(j, 0))
         worth = plan.worth(i, j) if j >= 0 else -a_sum * plan.x.largest[i] * plan.x.weights[i] / plan.scale(0)
         divides = packing.whole and not is_power_of_two(scale.denominator)
         times, over = (scale.numerator, scale.denominator) if divides else (scale, 1)
         rounds = noisy or scale.denominator > 1
         shift = float(plan.shift(max(j, 0))) if rounds else 0.0
-        found[i, j] = Conversion(float(times), float(over), shift, rounds, float(worth), shares[i])
+        found[i, j] = Conversion(float(times), float(over), shift, rounds, float(worth))
+    weights = [dict(one) for one in packing.packs]
+    if packing.collapsed:
+        worths = collapsed_weights(plan, packing.units)[0]
+        weights = [{i: worths[i] for i in slices}]
+    uptos = _uptos(plan, weights, 1 << BITS[packing.dtype]) if packing.whole and all(packing.units[i] for i in slices) else None
+    return Made(packing, found, weights, uptos)
+
+
+def _uptos(plan: Plan, weights: list[dict[int, int]], limit: int) -> list[dict[int, int]] | None:
+    """Level i is upto_i - 2^width_i * upto_(i-1), where upto_i = floor(q / 2^shift_i); None where a sum of these would pass the limit."""
+    widths, found = plan.x.widths, []
+    for one in weights:
+        often = {i: one.get(i, 0) - (one.get(i + 1, 0) << widths[i + 1] if i + 1 < len(widths) else 0) for i in range(len(widths))}
+        if 0 in one and plan.x.kind == "twos":
+            often[0] -= 2 * one[0]  # the floor of a negative number is -1
+        if not any(0 in each for each in weights):
+            del often[0]  # no input is negative
+        if sum(abs(times) << sum(widths[: i + 1]) for i, times in often.items()) >= limit:
+            return None
+        found.append({i: times for i, times in often.items() if times})
     return found
 
 
@@ -80,12 +108,15 @@ class Job:
     """The arrays of one piece."""
 
     call: Call
-    packing: Packing
+    made: Made
     compute: str
     rows: Tensor
     """image * M + m of every position."""
     block: int
-    conversions: dict[tuple[int, int], Conversion]
+
+    @property
+    def packing(self) -> Packing:
+        return self.made.packing
 
     @property
     def noisy(self) -> bool:
@@ -98,9 +129,7 @@ class Job:
         rows, number = used_rows(plan), arrays.stop - arrays.start
         part = v[groups, arrays.start * rows : arrays.stop * rows].unflatten(1, (number, rows))  # (g, a, rows, M')
         most = maximum[groups, arrays]
-        q = part.to(packing.dtype, copy=True)
-        quantise_(q, part, most[:, :, None], plan.x.span, plan.chip.operands.format)
-        q = plan.x.held(q)
+        q = plan.x.held(whole_numbers(part, most[:, :, None], plan.x.span, plan.chip.operands.format, packing.dtype))
         step = step_of(block_scale(most.double(), plan.chip.operands.format), plan.x.span, plan.chip.operands.format).to(total.dtype)
         inputs = self._inputs(q, groups, arrays)
         for n in ranges_of(plan.n, max(1, self.block // max(q.shape[0] * number * q.shape[-1], 1))):
@@ -111,20 +140,16 @@ class Job:
     def _inputs(self, q: Tensor, groups: slice, arrays: slice) -> list[Tensor]:
         """What is multiplied, one for each dot: (g * a, rows, M')."""
         plan, packing = self.call.plan, self.packing
-        weights: dict[int, tuple[int, int]] = {}
-        if packing.collapsed:
-            worth = collapsed_weights(plan, packing.units)[0]
-            weights = {i: (0, worth[i]) for one in packing.packs for i, _ in one}
-        else:
-            weights = {i: (place, radix) for place, one in enumerate(packing.packs) for i, radix in one}
+        if self.made.uptos:
+            return [found.flatten(0, 1) for found in _added_up(q, plan, self.made.uptos)]
         found: dict[int, Tensor] = {}
         for i, level in _levels(q, plan, packing.units):
-            if i not in weights:
-                continue
-            if not packing.whole:
-                level = self._disturbed(level * max(packing.units[i], 1), i, groups, arrays)
-            place, weight = weights[i]
-            found[place] = found[place].add_(level, alpha=weight) if place in found else level * weight
+            for place, weights in enumerate(self.made.weights):
+                if i not in weights:
+                    continue
+                if not packing.whole:
+                    level = self._disturbed(level * max(packing.units[i], 1), i, groups, arrays)
+                found[place] = found[place].add_(level, alpha=weights[i]) if place in found else level * weights[i]
         return [found[place].flatten(0, 1) for place in sorted(found)]
 
     def _disturbed(self, level: Tensor, i: int, groups: slice, arrays: slice) -> Tensor:
@@ -164,7 +189,7 @@ class Job:
             w = self._weight(groups, j, arrays, n)
             for one, taken in zip(self.packing.packs, inputs, strict=True):
                 for i, sums in self._apart(one, self._dot(w, taken, t), apart):
-                    codes, worth = self._convert(sums, i, j, (groups, arrays, n), noise), self.conversions[i, j].worth
+                    codes, worth = self._convert(sums, i, j, (groups, arrays, n), noise), self.made.conversions[i, j].worth
                     added = torch.mul(codes, worth, out=added) if first else added.add_(codes, alpha=worth)
                     first = False
         if plan.w.kind == "offset":
@@ -183,7 +208,7 @@ class Job:
         for one, taken in zip(self.packing.packs, inputs, strict=True):
             t = taken.sum(1, keepdim=True) * top
             for i, sums in self._apart(one, t, torch.empty_like(t)):
-                said.add_(self._convert(sums, i, OFFSET, None), alpha=self.conversions[i, OFFSET].worth)
+                said.add_(self._convert(sums, i, OFFSET, None), alpha=self.made.conversions[i, OFFSET].worth)
         return said
 
     def _apart(self, packed: tuple[tuple[int, int], ...], t: Tensor, buffer: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -192,12 +217,11 @@ class Job:
             if radix == 1:
                 yield i, t
                 return
-            share = self.conversions[i, 0].share
-            if share is None:
-                torch.div(t, radix, out=buffer)  # the quotient's one rounding cannot reach the next whole number while t is exact
-            else:
-                torch.mul(t, share, out=buffer)
-            high = buffer.round_() if self.call.plan.signed else buffer.floor_()
+            # The quotient's one rounding cannot reach the next whole number while t is exact.
+            # By a tensor: a CUDA tensor divided by a number is multiplied by its reciprocal.
+            by, signed = torch.full((), radix, dtype=t.dtype, device=t.device), self.call.plan.signed
+            high = torch.div(t, by, rounding_mode=None if signed else "trunc", out=buffer)
+            high = high.round_() if signed else high
             t.sub_(high, alpha=radix)
             yield i, high
 
@@ -205,7 +229,7 @@ class Job:
         self, sums: Tensor, i: int, j: int, where: tuple[slice, slice, slice] | None = None, noise: AddedInTurn | None = None
     ) -> Tensor:
         """Column sums → codes, in place; `where` they stand, or None for the offset column, which has no noise."""
-        plan, how = self.call.plan, self.conversions[i, j]
+        plan, how = self.call.plan, self.made.conversions[i, j]
         if how.times != 1:
             sums.mul_(how.times)
         if how.over != 1:
@@ -242,6 +266,19 @@ class Job:
         image, position = self.rows // m, self.rows % m
         for place, array in enumerate(range(arrays.start, arrays.stop)):
             self.call.record[image, array, i, j, position, n] = codes[place].T.to(torch.int64)
+
+
+def _added_up(q: Tensor, plan: Plan, uptos: list[dict[int, int]]) -> list[Tensor]:
+    """For each dot the levels of whole numbers q, added up; q is overwritten."""
+    sign = q.sign() if plan.x.kind == "magnitude" else None
+    pattern = q.abs_() if sign is not None else q
+    found: dict[int, Tensor] = {}
+    for i, shift in enumerate(plan.x.shifts):
+        wanted = [(place, often[i]) for place, often in enumerate(uptos) if i in often]
+        upto = torch.mul(pattern, 2.0**-shift).floor_() if shift and wanted else pattern
+        for place, often in wanted:
+            found[place] = found[place].add_(upto, alpha=often) if place in found else upto * often
+    return [found[place].mul_(sign) if sign is not None else found[place] for place in sorted(found)]
 
 
 def _levels(q: Tensor, plan: Plan, units: tuple[int, ...]) -> Iterator[tuple[int, Tensor]]:

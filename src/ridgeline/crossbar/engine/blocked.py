@@ -25,14 +25,14 @@ from ..adc import check_ranges
 from ..cells import Cells
 from ..plan import Draw, Plan, Window
 from ..tiling import Granularity, merge_maxima
-from .array_sums import Call, Job, Made, conversions_of, padded_k, ranges_of, used_rows
+from .array_sums import Call, Job, Made, made_of, padded_k, ranges_of, used_rows
 from .packing import pack
 from .patches import ONE_TAP, Piece, as_one_tap, output_size, patches, pieces
 
 MIB = 1 << 20
 BUDGET_CPU, BUDGET_GPU = 16 * MIB, 512 * MIB
-BLOCK_CPU, BLOCK_GPU = 1 << 18, 1 << 24  # elements of T: 1 MiB of float32 beside two others in a core's cache; a GPU wants many at once
-MOST_POSITIONS_CPU = 4096  # more only makes the arrays of one block fewer
+BLOCK_CPU, BLOCK_GPU = 1 << 19, 1 << 24  # elements of T: on a CPU as many as memory allows, since each operation starts threads anew
+MOST_POSITIONS_CPU = 1024  # more only makes the arrays of one block fewer, but where it has all of them
 COMPUTE = ("float32", "tf32", "float16", "bfloat16", "integer")
 
 
@@ -109,7 +109,8 @@ class BlockedEngine:
         block = min(BLOCK_GPU if on_gpu else BLOCK_CPU, budget // 32)
         a_position = plan.groups * (padded_k(plan) + plan.n) * work.itemsize
         positions = max(1, budget // 2 // a_position)
-        positions = positions if on_gpu else min(positions, MOST_POSITIONS_CPU)
+        if not on_gpu:
+            positions = min(positions, max(MOST_POSITIONS_CPU, block // (plan.groups * plan.arrays * plan.n)))
         maxima = self._maxima_first(x, call, size, positions) if _block_rows(plan) != 1 else None
         with _full_precision(x.device.type, self.compute):
             for piece in pieces(x.shape[0], size, positions):
@@ -137,16 +138,16 @@ class BlockedEngine:
                 "an input that is not finite", why="no digit stands for inf or nan", do="look for an overflow before this layer"
             )
         maximum = merge_maxima(maximum, _block_arrays(plan), 1)  # (groups, arrays, M')
-        packing, conversions = self._packing(call, x.dtype == torch.float64)
+        made = self._made(call, x.dtype == torch.float64)
         total = torch.zeros((plan.groups, plan.n, v.shape[-1]), dtype=out.dtype, device=x.device)
-        job = Job(call, packing, self.compute, _rows_of(piece, out, x.device), block, conversions)
+        job = Job(call, made, self.compute, _rows_of(piece, out, x.device), block)
         for groups, arrays in _blocks(plan, v.shape[-1], block):
             job.add(total, v, maximum, groups, arrays)
         images = piece.last - piece.first
         shaped = total.view(plan.groups * plan.n, images, piece.bottom - piece.top, *out.shape[3:])
         out[piece.first : piece.last, :, piece.top : piece.bottom] = shaped.movedim(0, 1)
 
-    def _packing(self, call: Call, wide: bool) -> Made:
+    def _made(self, call: Call, wide: bool) -> Made:
         plan, adc = call.plan, call.plan.chip.adc
         skip = plan.x.kind == "twos" and not call.negative and not adc.noise_lsb.value and not adc.offset_lsb.value
         key = (skip, wide, call.whole, self.compute, call.record is None)
@@ -156,13 +157,14 @@ class BlockedEngine:
         packing = pack(plan, active, whole=call.whole, wide=wide, apart=self.compute != "float32", collapse=call.record is None)
         if packing is None:
             raise OptionError("a product whose column sums fit no float", why=str(self.unable(plan, "cpu")), do="give fewer rows or levels")
-        call.made[key] = packing, conversions_of(plan, packing)
+        call.made[key] = made_of(plan, packing)
         return call.made[key]
 
     def shortcuts(self, plan: Plan, prepared: Prepared) -> list[str]:
         """Those taken in the calls so far."""
         found = set()
-        for (skip, *_), (packing, _) in prepared.made.items():
+        for (skip, *_), made in prepared.made.items():
+            packing = made.packing
             together = max(map(len, packing.packs))
             if skip:
                 found.add("the sign slice of inputs that are all >= 0 is skipped")

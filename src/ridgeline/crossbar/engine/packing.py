@@ -117,19 +117,5 @@ def _packs(active: tuple[int, ...], bounds: tuple[int, ...], signed: bool, limit
     return tuple(reversed(packs))
 
 
-def reciprocal(radix: int, bound: int, signed: bool, dtype: torch.dtype) -> float | None:
-    """What T may be multiplied by, in place of a division by R, to tell the top slice apart; None: no such float. Tried at every step."""
-    if dtype != torch.float32 or radix == 1:
-        return None
-    high = torch.arange(-bound if signed else 0, bound + 1)
-    below, above = (-(radix // 2), (radix - 1) // 2) if signed else (0, radix - 1)
-    nearest = torch.tensor(1 / radix, dtype=dtype)
-    for tried in (nearest, torch.nextafter(nearest, torch.tensor(1.0, dtype=dtype))):
-        ends = ((high * radix + end).to(dtype) * tried for end in (below, above))
-        if all(torch.equal((end.round() if signed else end.floor()).long(), high) for end in ends):
-            return float(tried)
-    return None
-
-
 def is_power_of_two(number: int) -> bool:
     return number & (number - 1) == 0

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ..engine.patches import Piece, patches
-from ..numbers import block_scale, quantise_, step_of
+from ..numbers import block_scale, step_of, whole_numbers
 from ..plan import Plan, Window
 from ..tiling import plan as tile
 
@@ -45,8 +45,7 @@ def quantised(x: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     values = filled.unflatten(-1, (-1, wide)).unflatten(-3, (-1, high))  # views
     maximum = values.abs().amax(-1, keepdim=True)
     maximum = maximum.amax(-3, keepdim=True) if high > 1 else maximum
-    integers = values.clone()
-    quantise_(integers, values, maximum, plan.x.span, operands.format)
+    integers = whole_numbers(values, maximum, plan.x.span, operands.format, x.dtype)
     return integers, step_of(block_scale(maximum.double(), operands.format), plan.x.span, operands.format).to(x.dtype)
 
 
