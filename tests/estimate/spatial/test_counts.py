@@ -113,7 +113,7 @@ PLANTED: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "multicast skipped": (Unrolled, "flow", one_read_each_pe),
     "one return too many": (cost, "returned_partials", lambda *a: [back + 1 for back in TRUE_RETURNED(*a)]),
     "one return too few": (cost, "returned_partials", lambda *a: [np.maximum(0, back - 1) for back in TRUE_RETURNED(*a)]),
-    "words rounded down": (counts, "_words", lambda elements, bits, granule: elements * bits.reshape(-1)[0] // granule),
+    "words rounded down": (counts, "_ceil", lambda amount, by: amount // by),
     "refill in every loop": (MappingPlan, "refill_position", lambda self, operand, cut: cut),
     "nothing slides": (cost, "sliding", lambda *a: None),
     "slides past the end of its run": (cost, "sliding", slide_for_ever),

@@ -35,21 +35,16 @@ class Lattice:
     """Block sizes of every dimension, laid out so that a higher point along each axis is a multiple."""
 
     blocks: Mapping[str, NDArray[np.int64]]
-    exponents: Mapping[str, tuple[int, ...]]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """One axis a dimension."""
-        return tuple(len(self.blocks[d]) for d in DIMENSIONS)
-
-    @property
-    def fine_shape(self) -> tuple[int, ...]:
-        """One axis a prime power of a dimension."""
-        return tuple(e + 1 for d in DIMENSIONS for e in self.exponents[d]) or (1,)
+    shape: tuple[int, ...]
+    """One axis a dimension."""
+    fine_shape: tuple[int, ...]
+    """One axis a prime power of a dimension."""
 
     def spread(self, costs: NDArray[Any]) -> NDArray[Any]:
         """Broadcast over the lattice, then one axis a prime."""
-        return np.ascontiguousarray(np.broadcast_to(costs, self.shape)).reshape(self.fine_shape)
+        found = np.empty(self.shape, costs.dtype)
+        found[...] = costs
+        return found.reshape(self.fine_shape)
 
     def point(self, fine: Sequence[int]) -> dict[str, int]:
         """Block of each dimension at a fine index."""
@@ -59,13 +54,20 @@ class Lattice:
 
 def lattice_for(counts: Mapping[str, int]) -> Lattice:
     """Blocks for loops that must run `counts` times: all divisors of the next number whose primes are at most 7."""
-    blocks, exponents = {}, {}
-    for dim in DIMENSIONS:
-        powers = _factorise(smooth_above(counts[dim]))
-        exponents[dim] = tuple(e for _, e in powers)
-        sizes = [prod(p**e for (p, _), e in zip(powers, chosen, strict=True)) for chosen in product(*(range(e + 1) for _, e in powers))]
-        blocks[dim] = np.array(sizes, np.int64)
-    return Lattice(blocks, exponents)
+    axes = {dim: _axis(counts[dim]) for dim in DIMENSIONS}
+    blocks = {dim: sizes for dim, (sizes, _) in axes.items()}
+    fine = tuple(length for _, lengths in axes.values() for length in lengths)
+    return Lattice(blocks, tuple(map(len, blocks.values())), fine or (1,))
+
+
+@lru_cache(maxsize=4096)
+def _axis(count: int) -> tuple[NDArray[np.int64], tuple[int, ...]]:
+    """(block sizes of a dimension, lengths of its axes of one prime each)."""
+    powers = _factorise(smooth_above(count))
+    sizes = [prod(p**e for (p, _), e in zip(powers, chosen, strict=True)) for chosen in product(*(range(e + 1) for _, e in powers))]
+    found = np.array(sizes, np.int64)
+    found.flags.writeable = False
+    return found, tuple(e + 1 for _, e in powers)
 
 
 def smooth_above(count: int) -> int:

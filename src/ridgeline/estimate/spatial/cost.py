@@ -231,7 +231,7 @@ def noc_traffic(
         return sum((flow.elements * flow.bits for (name, _), flow in at_boundary.items() if name == below), np.zeros(1, np.int64)), injected
     others = [d for d in DIMENSIONS if d not in RELEVANT[operand]]
     bits = getattr(unrolled.layer.bits, operand)
-    each_pe = unrolled.flow(operand, blocks, above, "rd_down", None, np.asarray(bits)).elements * unrolled.active(others, blocks, ())
+    each_pe = unrolled.flow(operand, blocks, above, "rd_down", None, bits).elements * unrolled.active(others, blocks, ())
     back = at_boundary[above, "rd_down"].elements if operand == "O" else 0  # what returns goes to one PE of those added up
     return (each_pe + back) * bits, injected
 

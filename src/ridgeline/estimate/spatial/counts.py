@@ -17,8 +17,10 @@ what comes down goes to one lane of those that are added up on the way, and the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import count, product
 from math import prod
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +37,10 @@ RANK = len(DIMENSIONS)
 NONE: Array = np.zeros((1,) * RANK, np.int64)
 ONE: Array = np.ones((1,) * RANK, np.int64)
 SINGLE: Array = np.ones((1,) * (RANK + 1), np.int64)
+MOST_KEPT = 10_000_000
+"""Numbers in arrays that are kept to be found again."""
+NUMBERS = count()
+Found = TypeVar("Found", "Array", "Flow", "Factor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,16 @@ class Flow:
 
     def times(self, events: Array, steps: Array) -> Flow:
         """The same tiles moved more often: `events` times in all, on `steps` steps of the busiest instance."""
-        return Flow(self.words * events, self.elements * events, self.transfers * events, self.cycles * steps, self.bits)
+        words, elements = self.words * events, self.elements * events
+        if self.cycles is NONE:
+            return Flow(words, elements, NONE, NONE, self.bits)
+        return Flow(words, elements, self.transfers * events, self.cycles * steps, self.bits)
+
+    def where(self, chosen: NDArray[np.bool_], other: Flow) -> Flow:
+        """This one where chosen, else the other: the same tiles in words of another width."""
+        words, bits = np.where(chosen, self.words, other.words), np.where(chosen, self.bits, other.bits)
+        cycles = NONE if self.cycles is NONE else np.where(chosen, self.cycles, other.cycles)
+        return Flow(words, self.elements, self.transfers, cycles, bits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,23 +88,42 @@ class Factor:
     active: Array
     """Tiles that hold anything."""
     largest: Array
+    number: int
+    """No two have the same."""
+
+
+class Known:
+    """What was found for one layer on one array: its unrollings have most of it in common."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[Any, ...], Any] = {}
+        self.room = MOST_KEPT
+
+    def of(self, key: tuple[Any, ...], make: Callable[[], Found]) -> Found:
+        """What was made for this key before."""
+        found: Found | None = self.kept.get(key)
+        if found is None:
+            found = make()
+            if self.room > 0:
+                self.kept[key] = found
+                arrays = [found] if isinstance(found, np.ndarray) else [getattr(found, each.name) for each in fields(found)]
+                self.room -= sum(each.size for each in arrays if isinstance(each, np.ndarray))
+        return found
 
 
 @dataclass(slots=True)
 class Unrolled:
-    """A layer spread over an array: what every tiling of it shares. Results are cached per memory and dimension."""
+    """A layer spread over an array: what every tiling of it shares."""
 
     layer: Layer
     array: SpatialArraySpec
     spatial: Mapping[str, tuple[Loop, ...]]
     with_cycles: bool = True
     """False: port cycles and transfers are not asked for, and left at zero."""
-    _factors: dict[tuple[object, ...], Factor] = field(default_factory=dict)
+    known: Known = field(default_factory=Known)
+    """Of this layer on this array, under any unrolling."""
     _lanes: dict[str, int] = field(default_factory=dict)
     _patterns: dict[tuple[str, tuple[str, ...]], Pattern] = field(default_factory=dict)
-    _steps: dict[tuple[str, int], tuple[Array, Array]] = field(default_factory=dict)
-    _by_identity: dict[tuple[str, int, tuple[str, ...]], tuple[Array, Factor]] = field(default_factory=dict)
-    """Of a whole lattice's blocks, which are the same object every time: found without looking at their values. Both keep that object."""
 
     def lanes(self, dim: str) -> int:
         if dim not in self._lanes:
@@ -106,14 +140,8 @@ class Unrolled:
 
     def steps(self, dim: str, blocks: Blocks) -> Array:
         """Tiles of a dimension at each block size."""
-        sizes = blocks[dim]
-        known = self._steps.get((dim, id(sizes)))
-        if known is not None:
-            return known[1]
-        tiles = _place(-(-self.layer.dims[dim] // (sizes * self.lanes(dim))), AXIS[dim])
-        if sizes.size > 1:
-            self._steps[dim, id(sizes)] = (sizes, tiles)
-        return tiles
+        sizes, lanes = blocks[dim], self.lanes(dim)
+        return self.known.of(("steps", dim, sizes.tobytes(), lanes), lambda: _place(-(-self.layer.dims[dim] // (sizes * lanes)), AXIS[dim]))
 
     def compute_cycles(self) -> int:
         return prod(-(-size // self.lanes(dim)) for dim, size in self.layer.dims.items())
@@ -137,53 +165,51 @@ class Unrolled:
         return _product(f.largest for f in self.factors(operand, blocks, shared))
 
     def _plain(self, dim: str, blocks: Blocks, shared: Iterable[str]) -> Factor:
-        sizes = blocks[dim]
-        known = self._by_identity.get((dim, id(sizes), tuple(shared)))
-        if known is not None:
-            return known[1]
-        pattern, size, axis = self.pattern(dim, shared), self.layer.dims[dim], AXIS[dim]
-        key = (dim, tuple(sizes.tolist()), pattern)
-        if key not in self._factors:
-            self._factors[key] = _factor([extents(size, b, pattern) for b in key[1]], (axis,), (len(key[1]),))
-        if sizes.size > 1:
-            self._by_identity[dim, id(sizes), tuple(shared)] = (sizes, self._factors[key])
-        return self._factors[key]
+        sizes, pattern = blocks[dim], self.pattern(dim, shared)
+
+        def make() -> Factor:
+            return _factor([extents(self.layer.dims[dim], b, pattern) for b in sizes.tolist()], (AXIS[dim],), (len(sizes),))
+
+        return self.known.of((dim, sizes.tobytes(), pattern), make)
 
     def _window(self, which: int, blocks: Blocks, shared: Iterable[str], moved: Moved | None) -> Factor:
         layer, out_dim, tap_dim = self.layer, "PQ"[which], "RS"[which]
         patterns = self.pattern(out_dim, shared), self.pattern(tap_dim, shared)
-        outs, taps = tuple(blocks[out_dim].tolist()), tuple(blocks[tap_dim].tolist())
+        outs, taps = blocks[out_dim], blocks[tap_dim]
         slide, held = None, None
         if moved and moved.slide.dim in (out_dim, tap_dim):
             slide = (moved.slide.dim == tap_dim, moved.slide.run)
             held = self.pattern(out_dim, moved.held_over), self.pattern(tap_dim, moved.held_over)
-        key = (which, outs, taps, patterns, slide, held)
-        if key not in self._factors:
+
+        def make() -> Factor:
             geometry = (layer.stride[which], layer.dilation[which], layer.padding[which], layer.input_size[which])
-            sizes = [windows(layer.dims[out_dim], layer.dims[tap_dim], geometry, (o, t), patterns, slide, held) for o in outs for t in taps]
-            self._factors[key] = _factor(sizes, (AXIS[out_dim], AXIS[tap_dim]), (len(outs), len(taps)))
-        return self._factors[key]
+            dims, pairs = (layer.dims[out_dim], layer.dims[tap_dim]), product(outs.tolist(), taps.tolist())
+            sizes = [windows(*dims, geometry, pair, patterns, slide, held) for pair in pairs]
+            return _factor(sizes, (AXIS[out_dim], AXIS[tap_dim]), (len(outs), len(taps)))
+
+        return self.known.of((which, outs.tobytes(), taps.tobytes(), patterns, slide, held), make)
 
     def flow(
-        self, operand: str, blocks: Blocks, memory: str, direction: str, held_by: str | None, bits: Array, moved: Moved | None = None
+        self, operand: str, blocks: Blocks, memory: str, direction: str, held_by: str | None, bits: int, moved: Moved | None = None
     ) -> Flow:
         """Every tile moved once through the memory's port; tiles are those of instances of `held_by` (None: of the PEs)."""
         shared = () if held_by is None else self.array.memories[held_by].shared_over
         port = self.array.memories[memory].ports[self.array.memories[memory].port_of(operand, direction)]
-        factors = self.factors(operand, blocks, shared, moved)
-        words = _sum_over(factors, False, lambda n: _words(n, bits, port.granule))
-        elements = _product(f.total for f in factors)
-        if not self.with_cycles:
-            return Flow(words, elements, NONE, NONE, bits)
-        transfers = _product(f.active for f in factors)
-        ratio = port.bits_per_cycle // port.granule
-        cycles = _sum_over(factors, True, lambda n: -(-_words(n, bits, port.granule) // ratio))
-        return Flow(words, elements, transfers, cycles, bits)
+        factors, granule, ratio = self.factors(operand, blocks, shared, moved), port.granule, port.bits_per_cycle // port.granule
+
+        def make() -> Flow:
+            words = _sum_over(factors, False, lambda n: _ceil(n * bits, granule))
+            elements = _product(f.total for f in factors)
+            if not self.with_cycles:
+                return Flow(words, elements, NONE, NONE, np.asarray(bits))
+            cycles = _sum_over(factors, True, lambda n: _ceil(_ceil(n * bits, granule), ratio))
+            return Flow(words, elements, _product(f.active for f in factors), cycles, np.asarray(bits))
+
+        return self.known.of((*(f.number for f in factors), "flow", bits, granule, ratio, self.with_cycles), make)
 
 
-def _words(elements: Array, bits: Array, granule: int) -> Array:
-    wide = bits.reshape(bits.shape + (1,) * (elements.ndim - bits.ndim)) if bits.ndim else bits
-    return -(-(elements * wide) // granule)
+def _ceil(amount: Array, by: int) -> Array:
+    return -(-amount // by)
 
 
 def _sum_over(factors: list[Factor], steps: bool, measure: Callable[[Array], Array]) -> Array:
@@ -230,7 +256,7 @@ def _factor(sizes: list[Sizes], axes: tuple[int, ...], shape: tuple[int, ...]) -
         lay([getattr(s, name) for s in sizes]) for name in ("values", "counts", "step_values", "step_counts")
     )
     total, active = (values * counts).sum(axis=-1), (counts * (values > 0)).sum(axis=-1)
-    return Factor(values, counts, step_values, step_counts, total, active, step_values.max(axis=-1))
+    return Factor(values, counts, step_values, step_counts, total, active, step_values.max(axis=-1), next(NUMBERS))
 
 
 def boundary_flows(
@@ -249,7 +275,7 @@ def boundary_flows(
     shared_above = unrolled.array.memories[above].shared_over
     others = [d for d in DIMENSIONS if d not in RELEVANT[operand]]
     steps = unrolled.count(others, blocks)
-    bits = np.asarray(getattr(unrolled.layer.bits, operand))
+    bits: int = getattr(unrolled.layer.bits, operand)
     moved = Moved(slide, unrolled.array.memories[below].shared_over) if slide and below else None
     read = unrolled.flow(operand, blocks, above, "rd_down", above, bits, moved).times(unrolled.active(others, blocks, shared_above), steps)
     flows = {(above, "rd_down"): read}
@@ -262,22 +288,28 @@ def boundary_flows(
 def _output_flows(unrolled: Unrolled, above: str, below: str | None, blocks: Blocks, returned: Array | None) -> dict[tuple[str, str], Flow]:
     memories, widths = unrolled.array.memories, unrolled.layer.bits
     steps = unrolled.count(REDUCTION, blocks)
-    partial = np.asarray(widths.O)
-    # what goes up is finished when no reduction is left outside; at the PEs it never counts as such
-    up_bits = np.where(steps == 1, widths.F, widths.O) if below else partial
     back = steps - 1 if returned is None else returned
     visits = unrolled.active(REDUCTION, blocks, memories[above].shared_over)
+
+    def flow(memory: str, direction: str, finished: bool = False) -> Flow:
+        return unrolled.flow("O", blocks, memory, direction, memory, widths.F if finished else widths.O)
+
+    def up(memory: str, direction: str) -> Flow:
+        """What goes up is finished when no reduction is left outside; at the PEs it never counts as such."""
+        partial = flow(memory, direction)
+        return flow(memory, direction, True).where(steps == 1, partial) if below and widths.F != widths.O else partial
+
     flows = {
-        (above, "wr_up"): unrolled.flow("O", blocks, above, "wr_up", above, up_bits).times(visits, steps),
-        (above, "rd_down"): unrolled.flow("O", blocks, above, "rd_down", above, partial).times(back, np.minimum(steps - 1, back)),
+        (above, "wr_up"): up(above, "wr_up").times(visits, steps),
+        (above, "rd_down"): flow(above, "rd_down").times(back, np.minimum(steps - 1, back)),
     }
     if below:
         leaving = unrolled.active(REDUCTION, blocks, memories[below].shared_over)
         # sums that are still to be added to those of other lanes on the way are not finished either
         between = set(memories[above].shared_over) - set(memories[below].shared_over)
         added = any(d in REDUCTION and f > 1 for axis in between for d, f in unrolled.spatial.get(axis, ()))
-        flows[below, "rd_up"] = unrolled.flow("O", blocks, below, "rd_up", below, partial if added else up_bits).times(leaving, steps)
-        flows[below, "wr_down"] = unrolled.flow("O", blocks, below, "wr_down", below, partial).times(back, np.minimum(steps - 1, back))
+        flows[below, "rd_up"] = (flow if added else up)(below, "rd_up").times(leaving, steps)
+        flows[below, "wr_down"] = flow(below, "wr_down").times(back, np.minimum(steps - 1, back))
     return flows
 
 

@@ -28,6 +28,7 @@ import numpy as np
 
 from ...target.array import DIMENSIONS, OPERANDS, SpatialArraySpec
 from .counts import Blocks, Unrolled
+from .edges import short_stays, whole_tiles
 from .layer import REDUCTION, RELEVANT
 from .windows import Outside, Way, Windows
 
@@ -131,7 +132,8 @@ def latency(unrolled: Unrolled, points: Points, rows: tuple[Refill, ...], ports:
             streams[moves.above] -= moves.above_cycles
         if row.operand != "O":
             first[row.port] = first.get(row.port, 0.0) + row.moves[0].largest.above_cycles
-    windows = Windows(on_chip, outside, streams, {name: fill - first.get(name, 0.0) for name in streams})
+    shorts = short_stays(unrolled, [(row.operand, row.events, row.hidden, points[row.operand][-1]) for row in top])
+    windows = Windows(on_chip, outside, streams, {name: fill - first.get(name, 0.0) for name in streams}, shorts)
     cycles = max([ceil(fill + windows.cycles() + drain - 1e-6), *ports.values()])
     waits = inner_waits + ceil(windows.waits())
     return Latency(cycles, compute, fill, drain, waits, inner_waits, on_chip, ceil(on_chip / windows.steps), runs)
@@ -167,18 +169,6 @@ def _outside(row: Refill, paced: set[str], returning: float, whole: tuple[Any, A
     share, larger = (float(each.flat[0]) for each in whole)
     store = means[1] if row.operand == "O" else None
     return Outside(row.operand, row.events, row.hidden, returning, means[0], store, share, larger, traffic, apart)
-
-
-def whole_tiles(unrolled: Unrolled, operand: str, blocks: Blocks) -> tuple[Any, Any]:
-    """(Share, size against the mean) of the largest tiles that pass the outermost port: others are cut short by an edge, or padding."""
-    share: Any = np.ones(1)
-    larger: Any = np.ones(1)
-    for factor in unrolled.factors(operand, blocks, unrolled.array.memories[unrolled.array.ladder(operand)[-1]].shared_over):
-        sizes, often, largest = factor.step_values, factor.step_counts, factor.largest
-        tiles, total = often.sum(axis=-1), (sizes * often).sum(axis=-1)
-        share = share * (often * (sizes == largest[..., None])).sum(axis=-1) / np.maximum(tiles, 1)
-        larger = larger * largest * tiles / np.maximum(total, 1)
-    return share, larger
 
 
 def _returning(unrolled: Unrolled, points: Points) -> float:

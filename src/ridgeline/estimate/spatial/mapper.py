@@ -29,6 +29,7 @@ from ...core.errors import OptionError
 from ...target.array import DATAFLOWS, OPERANDS, SpatialArraySpec
 from .chain import Costs
 from .cost import InfeasibleMappingError, LayerCost, evaluate
+from .counts import Known
 from .exhaustive import Budget, Everything
 from .layer import Layer
 from .polish import polished
@@ -234,10 +235,11 @@ def compulsory_cycles(layer: Layer, array: SpatialArraySpec) -> int:
 
 def _candidates(key: _Key, floor: int) -> Iterator[Candidate]:
     """Every unrolling, with first bounds, which ask nothing of the on-chip ports yet."""
+    known = Known()
     for flow in _flows(key):
         for one in unrollings(key.layer, key.array, flow):
             cycles = max(floor, one.cycles)
-            make = partial(Tilings, key.layer, key.array, one.spatial, flow, with_cycles=False, least_cycles=cycles)
+            make = partial(Tilings, key.layer, key.array, one.spatial, flow, False, cycles, known)
             if key.objective == "latency":  # few are asked for
                 yield float(cycles), 0.0, make
                 continue

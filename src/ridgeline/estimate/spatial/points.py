@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...target.array import DIMENSIONS, OPERANDS
 from .counts import boundary_flows
-from .latency import whole_tiles
+from .edges import whole_tiles
 from .layer import REDUCTION, RELEVANT
 from .tilings import CutCosts, Tilings
 

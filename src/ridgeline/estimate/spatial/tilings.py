@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ...target.array import DIMENSIONS, OPERANDS, SpatialArraySpec
 from .chain import Costs, Cut, Lattice, cheapest_chain, lattice_for
 from .cost import crosses_noc, noc_traffic
-from .counts import Blocks, Flow, Unrolled, boundary_flows
+from .counts import Blocks, Flow, Known, Unrolled, boundary_flows
 from .layer import REDUCTION, RELEVANT, Layer
 from .mapping import Loop, MappingPlan
 from .tiles import Slide
@@ -73,6 +73,7 @@ class Tilings:
     with_cycles: bool = True
     least_cycles: int = 0
     """Cycles that no mapping of the layer can do without; leakage is charged for them."""
+    known: Known = field(default_factory=Known)
     unrolled: Unrolled = field(init=False)
     lattice: Lattice = field(init=False)
     cuts: dict[str, list[CutCosts]] = field(init=False)
@@ -80,7 +81,7 @@ class Tilings:
     fixed_cycles: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.unrolled = Unrolled(self.layer, self.array, self.spatial, self.with_cycles)
+        self.unrolled = Unrolled(self.layer, self.array, self.spatial, self.with_cycles, self.known)
         self.lattice = lattice_for({d: -(-size // self.unrolled.lanes(d)) for d, size in self.layer.dims.items()})
         self.fixed_energy_pj = self.layer.macs * self.array.mac.energy_pj.value
         self.fixed_cycles = {}
@@ -146,7 +147,7 @@ class Tilings:
         """Energy of reading partial sums back to the PEs `returned` times each."""
         blocks = {d: np.ones(1, np.int64) for d in DIMENSIONS}
         name = self.array.ladder("O")[0]
-        flow = self.unrolled.flow("O", blocks, name, "rd_down", name, np.asarray(self.layer.bits.O))
+        flow = self.unrolled.flow("O", blocks, name, "rd_down", name, self.layer.bits.O)
         memory = self.array.memories[name]
         granule = memory.ports[memory.port_of("O", "rd_down")].granule
         energy = flow.words * granule * memory.energy_per_bit_pj("rd_down")

@@ -14,13 +14,15 @@
 
 A tile that an edge of the layer cuts short does not make up for a whole one, and other operands' tiles are short at the same edge: so
 windows of whole tiles are told apart from the others, which are taken at their mean, by the operand for which this matters most;
-those of operands with fewer whole tiles are taken at their mean in both. `schedule.stream` walks them all.
+those of operands with fewer whole tiles are taken at their mean in both. Where the edge ends a loop that begins anew, the short tile's
+stay is followed by a whole one, which must arrive in it (`Short`): then whole tiles that come in whole stays, short ones that do and whole
+ones in short stays are told apart. `schedule.stream` walks them all.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any
@@ -71,11 +73,27 @@ class Outside:
         return replace(self, load=self.load.sized(size), store=store, whole=1.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Short:
+    """Stays of one operand's tiles that an edge cuts short and a whole tile follows; all but the share of a mean stay or tile."""
+
+    operand: str
+    share: float
+    """Of its stays between the first and the last."""
+    stay: float
+    """How long they are."""
+    larger: float
+    """The tile that must arrive."""
+    within: Mapping[str, tuple[float, float]]
+    """Number and size of the tiles of each operand that changes as often or more often."""
+
+
 class Windows:
     """See the module."""
 
-    def __init__(self, on_chip: int, outside: list[Outside], streams: Traffic, head_start: Traffic) -> None:
+    def __init__(self, on_chip: int, outside: list[Outside], streams: Traffic, head_start: Traffic, shorts: Sequence[Short] = ()) -> None:
         self.on_chip, self.outside, self.streams, self.head_start = on_chip, outside, streams, head_start
+        self.shorts = {short.operand: short for short in shorts}
         self.events = sorted({each.events for each in outside}, reverse=True) or [1]
         self.steps = self.events[0]
 
@@ -84,12 +102,17 @@ class Windows:
             if each.apart and 0 < each.returning < 1:
                 halves = [replace(each, returning=returning, apart=False) for returning in (0.0, 1.0)]
                 kinds = [[*self.outside[:at], half, *self.outside[at + 1 :]] for half in halves]
-                first, later = (Windows(self.on_chip, kind, self.streams, self.head_start).cycles() for kind in kinds)
+                shorts = tuple(self.shorts.values())
+                first, later = (Windows(self.on_chip, kind, self.streams, self.head_start, shorts).cycles() for kind in kinds)
                 return (1 - each.returning) * first + each.returning * later
+        if self.shorts:
+            plain = [replace(each, whole=1.0, larger=1.0) if each.operand in self.shorts else each for each in self.outside]
+            return max(self._sequence(), Windows(self.on_chip, plain, self.streams, self.head_start).cycles())
         splits = {each.whole for each in self.outside if each.whole < 1}
-        if not splits:
-            return max(self._several(len(self.events), self.events[-1], False, False)[0], *self.streams.values(), 0.0)
-        return max(self._split(whole) for whole in splits)
+        return max(self._split(whole) for whole in splits) if splits else self._sequence()
+
+    def _sequence(self) -> float:
+        return max(self._several(len(self.events), self.events[-1], False, False)[0], *self.streams.values(), 0.0)
 
     def _split(self, whole: float) -> float:
         """Windows of whole tiles, so large a share, and of the others."""
@@ -127,16 +150,39 @@ class Windows:
         if after:
             cycles += self._exposed(level) - self._exposed(level - 1)
         here = [each for each in self.outside if each.events == self.events[level - 1]]
+        shorts = [self.shorts[each.operand] for each in here if each.operand in self.shorts]
+        if not shorts or not before or not after:
+            return self._one(here, cycles, traffic, before, after, level)
+        kinds = []
+        for at, (weight, stay, _) in enumerate(_kinds(shorts[0])):
+            sized = [each.sized(_kinds(self.shorts[each.operand])[at][2]) if each.operand in self.shorts else each for each in here]
+            more_often = traffic if at else self._inside(level, shorts[0])
+            kinds.append((weight, self._one(sized, stay * cycles, more_often, before, after)))
+        return _sum([(weight, found) for weight, (found, _) in kinds]), _add([(weight, moved) for weight, (_, moved) in kinds])
+
+    def _one(
+        self, here: list[Outside], cycles: float, traffic: Traffic, before: bool, after: bool, level: int | None = None
+    ) -> tuple[float, Traffic]:
+        """A window of some operands, with `cycles` and `traffic` of the windows in it; with `level`, bursts are waited for."""
         share = next((each.returning for each in here if each.store), 0.0) if after else 0.0
         kinds = [(weight, self._moved(here, before, after, returns)) for weight, returns in ((1 - share, False), (share, True)) if weight]
         ahead = {} if before else self.head_start
         means = []
         for weight, (moved, ways) in kinds:
             both = _add([(1.0, traffic), (1.0, moved)])
-            turns = [self._turn(cycles + self._burst(level, each), each, moved, traffic) for each in ways]
+            turns = [self._turn(cycles + (self._burst(level, each) if level else 0.0), each, moved, traffic) for each in ways]
             there = [each.load.total - ahead.get(each.load.port, 0.0) for each in here if after and not before and not each.store]
             means.append((weight, max(cycles, *turns, *there, *(c - ahead.get(port, 0.0) for port, c in both.items()))))
         return _sum(means), _add([(1.0, traffic), *((weight, moved) for weight, (moved, _) in kinds)])
+
+    def _inside(self, level: int, short: Short) -> Traffic:
+        """Of the operands that change more often than those of a level, in a short stay."""
+        parts = [(short.stay / self.events[level - 1], self.streams)]
+        for each in self.outside:
+            if each.events > self.events[level - 1]:
+                number, size = short.within[each.operand]
+                parts.append((number * size / self.events[level - 1], each.traffic))
+        return _add(parts)
 
     def _moved(self, here: list[Outside], before: bool, after: bool, returns: bool) -> tuple[Traffic, list[list[Way]]]:
         """(Traffic of a window's own operands, ways through each one's buffer)."""
@@ -187,6 +233,12 @@ class Windows:
                     ports[each.store.port] += each.store.total
                     ports["O"] += each.store.total + load
         return max(ports.values(), default=0.0)
+
+
+def _kinds(short: Short) -> list[tuple[float, float, float]]:
+    """(Share, stay, tile that arrives in it): whole tiles in short stays, short tiles in whole stays, whole tiles in whole stays."""
+    stay, tile = smaller(short.share, short.stay), smaller(1 - short.share, short.larger)
+    return [(short.share, short.stay, short.larger), (short.share, stay, max(0.0, tile)), (1 - 2 * short.share, stay, short.larger)]
 
 
 def smaller(whole: Any, larger: Any) -> Any:
