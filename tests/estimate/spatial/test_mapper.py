@@ -23,14 +23,15 @@ import numpy as np
 import pytest
 
 from ridgeline.core.errors import OptionError
-from ridgeline.estimate.spatial import chain, mapper
+from ridgeline.estimate.spatial import chain, counts, mapper
 from ridgeline.estimate.spatial.cost import InfeasibleMappingError, LayerCost, evaluate
 from ridgeline.estimate.spatial.layer import REDUCTION, RELEVANT, Layer
 from ridgeline.estimate.spatial.mapper import OBJECTIVES, Mapped, map_layer
 from ridgeline.estimate.spatial.mapping import MappingPlan
 from ridgeline.estimate.spatial.tilings import Tilings
+from ridgeline.estimate.spatial.unrolling import unrollings
 from ridgeline.target.array import DATAFLOWS, DIMENSIONS, OPERANDS, OperandBits, SpatialArraySpec
-from ridgeline.target.load import load_target
+from ridgeline.target.load import load_array, load_target
 from tests.estimate.spatial.cases import memory, small_array
 from tests.estimate.spatial.npu_support import (
     Problem,
@@ -386,3 +387,31 @@ def test_mapped_layer_in_json() -> None:
     assert data["energy_pj"] == found.cost.energy_pj and data["lower_bound"] == found.lower_bound and data["gap"] == found.gap
     assert data["shape"]["dims"] == dict(problem.layer.dims)
     assert (data["unrollings"], data["unrollings_searched"]) == (found.unrollings, found.solved)
+
+
+@pytest.mark.parametrize("room", [counts.MOST_KEPT, 2000, 0])
+def test_what_unrollings_have_in_common_changes_nothing(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Costs of every cut of every unrolling, found alone and after all the others; also where not all is kept."""
+    monkeypatch.setattr(counts, "MOST_KEPT", room)
+    layer, array = Layer("conv", {"K": 12, "C": 6, "P": 7, "Q": 7, "R": 3, "S": 3}, padding=(1, 1)), load_array("eyeriss-like")
+    known, found = counts.Known(), 0
+    for one in unrollings(layer, array, "any")[::9]:
+        for with_cycles in (False, True):
+            alone = Tilings(layer, array, one.spatial, with_cycles=with_cycles)
+            shared = Tilings(layer, array, one.spatial, with_cycles=with_cycles, known=known)
+            for mine, theirs in zip((c for op in "WIO" for c in alone.cuts[op]), (c for op in "WIO" for c in shared.cuts[op]), strict=True):
+                assert np.array_equal(mine.energy_pj, theirs.energy_pj) and np.array_equal(mine.tile_elements, theirs.tile_elements)
+                assert mine.port_cycles.keys() == theirs.port_cycles.keys()
+                assert all(np.array_equal(cycles, theirs.port_cycles[name]) for name, cycles in mine.port_cycles.items())
+                found += 1
+    assert found > 100 and (len(known.kept) > 100) == (room > 2000)
+
+
+def test_what_is_kept_of_another_layer_is_wrong() -> None:
+    """The test above would see it: what is known is of one layer on one array."""
+    array, known = load_array("eyeriss-like"), counts.Known()
+    first, second = (Layer("conv", {"K": k, "C": 6, "P": 7}, padding=(0, 0)) for k in (12, 11))
+    spatial = unrollings(first, array, "any")[0].spatial
+    Tilings(first, array, spatial, known=known)
+    alone, shared = Tilings(second, array, spatial), Tilings(second, array, spatial, known=known)
+    assert any(not np.array_equal(a.energy_pj, b.energy_pj) for op in "WIO" for a, b in zip(alone.cuts[op], shared.cuts[op], strict=True))

@@ -17,7 +17,7 @@ what comes down goes to one lane of those that are added up on the way, and the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import count, product
 from math import prod
 from typing import Any, TypeVar
@@ -41,6 +41,7 @@ MOST_KEPT = 10_000_000
 """Numbers in arrays that are kept to be found again."""
 NUMBERS = count()
 Found = TypeVar("Found", "Array", "Flow", "Factor")
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +125,17 @@ class Unrolled:
     """Of this layer on this array, under any unrolling."""
     _lanes: dict[str, int] = field(default_factory=dict)
     _patterns: dict[tuple[str, tuple[str, ...]], Pattern] = field(default_factory=dict)
+    _asked: dict[tuple[object, ...], tuple[Blocks, Any]] = field(default_factory=dict)
+    """By the blocks' identity, which is theirs for as long as they are kept here."""
 
     def lanes(self, dim: str) -> int:
         if dim not in self._lanes:
             self._lanes[dim] = prod(f for loops in self.spatial.values() for d, f in loops if d == dim)
         return self._lanes[dim]
 
-    def pattern(self, dim: str, shared: Iterable[str]) -> Pattern:
+    def pattern(self, dim: str, shared: tuple[str, ...]) -> Pattern:
         """Unrollings of a dimension, innermost lane first, each with whether the memory serves its axis."""
-        key = (dim, tuple(shared))
+        key = (dim, shared)
         if key not in self._patterns:
             loops = ((axis, d, f) for axis in self.array.axes for d, f in self.spatial.get(axis, ()))
             self._patterns[key] = tuple((f, axis in key[1]) for axis, d, f in loops if d == dim and f > 1)
@@ -148,23 +151,37 @@ class Unrolled:
 
     def count(self, dims: Iterable[str], blocks: Blocks) -> Array:
         """Steps over several dimensions."""
-        return _product(self.steps(d, blocks) for d in dims if self.layer.dims[d] > 1)
+        dims = tuple(dims)
+        return self._once(blocks, ("count", dims), lambda: _product(self.steps(d, blocks) for d in dims if self.layer.dims[d] > 1))
 
-    def active(self, dims: Iterable[str], blocks: Blocks, shared: Iterable[str]) -> Array:
+    def active(self, dims: Iterable[str], blocks: Blocks, shared: tuple[str, ...]) -> Array:
         """(Step, instance) pairs that do anything, over dimensions an operand does not depend on."""
-        return _product(self._plain(d, blocks, shared).active for d in dims if self.layer.dims[d] > 1)
+        dims = tuple(dims)
+        made = (self._plain(d, blocks, shared).active for d in dims if self.layer.dims[d] > 1)
+        return self._once(blocks, ("active", dims, shared), lambda: _product(made))
 
-    def factors(self, operand: str, blocks: Blocks, shared: Iterable[str], moved: Moved | None = None) -> list[Factor]:
+    def factors(self, operand: str, blocks: Blocks, shared: tuple[str, ...], moved: Moved | None = None) -> list[Factor]:
         """Tile sizes of an operand in one instance of a memory shared over `shared`; with `moved`, of what is new in them."""
-        plain = ("B", "G", "C") if operand == "I" else RELEVANT[operand]
-        found = [self._plain(d, blocks, shared) for d in plain if self.layer.dims[d] > 1]
-        return [*found, *(self._window(which, blocks, shared, moved) for which in (0, 1))] if operand == "I" else found
 
-    def largest(self, operand: str, blocks: Blocks, shared: Iterable[str]) -> Array:
+        def make() -> list[Factor]:
+            plain = ("B", "G", "C") if operand == "I" else RELEVANT[operand]
+            found = [self._plain(d, blocks, shared) for d in plain if self.layer.dims[d] > 1]
+            return [*found, *(self._window(which, blocks, shared, moved) for which in (0, 1))] if operand == "I" else found
+
+        return self._once(blocks, ("factors", operand, shared, moved), make)
+
+    def largest(self, operand: str, blocks: Blocks, shared: tuple[str, ...]) -> Array:
         """Elements of the largest tile any instance holds."""
-        return _product(f.largest for f in self.factors(operand, blocks, shared))
+        return self._once(blocks, ("largest", operand, shared), lambda: _product(f.largest for f in self.factors(operand, blocks, shared)))
 
-    def _plain(self, dim: str, blocks: Blocks, shared: Iterable[str]) -> Factor:
+    def _once(self, blocks: Blocks, what: tuple[object, ...], make: Callable[[], Kept]) -> Kept:
+        key = (id(blocks), *what)
+        if key not in self._asked:
+            self._asked[key] = blocks, make()
+        found: Kept = self._asked[key][1]
+        return found
+
+    def _plain(self, dim: str, blocks: Blocks, shared: tuple[str, ...]) -> Factor:
         sizes, pattern = blocks[dim], self.pattern(dim, shared)
 
         def make() -> Factor:
@@ -172,7 +189,7 @@ class Unrolled:
 
         return self.known.of((dim, sizes.tobytes(), pattern), make)
 
-    def _window(self, which: int, blocks: Blocks, shared: Iterable[str], moved: Moved | None) -> Factor:
+    def _window(self, which: int, blocks: Blocks, shared: tuple[str, ...], moved: Moved | None) -> Factor:
         layer, out_dim, tap_dim = self.layer, "PQ"[which], "RS"[which]
         patterns = self.pattern(out_dim, shared), self.pattern(tap_dim, shared)
         outs, taps = blocks[out_dim], blocks[tap_dim]
@@ -197,15 +214,17 @@ class Unrolled:
         port = self.array.memories[memory].ports[self.array.memories[memory].port_of(operand, direction)]
         factors, granule, ratio = self.factors(operand, blocks, shared, moved), port.granule, port.bits_per_cycle // port.granule
 
-        def make() -> Flow:
-            words = _sum_over(factors, False, lambda n: _ceil(n * bits, granule))
-            elements = _product(f.total for f in factors)
-            if not self.with_cycles:
-                return Flow(words, elements, NONE, NONE, np.asarray(bits))
-            cycles = _sum_over(factors, True, lambda n: _ceil(_ceil(n * bits, granule), ratio))
-            return Flow(words, elements, _product(f.active for f in factors), cycles, np.asarray(bits))
+        key = (*(f.number for f in factors), "flow", bits, granule)
 
-        return self.known.of((*(f.number for f in factors), "flow", bits, granule, ratio, self.with_cycles), make)
+        def words() -> Flow:
+            moved = _sum_over(factors, False, lambda n: _ceil(n * bits, granule))
+            return Flow(moved, _product(f.total for f in factors), NONE, NONE, np.asarray(bits))
+
+        def timed() -> Flow:
+            cycles = _sum_over(factors, True, lambda n: _ceil(_ceil(n * bits, granule), ratio))
+            return replace(self.known.of(key, words), transfers=_product(f.active for f in factors), cycles=cycles)
+
+        return self.known.of((*key, ratio), timed) if self.with_cycles else self.known.of(key, words)
 
 
 def _ceil(amount: Array, by: int) -> Array:

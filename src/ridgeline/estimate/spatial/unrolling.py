@@ -59,6 +59,7 @@ def _of_dataflow(layer: Layer, array: SpatialArraySpec, dataflow: str) -> list[U
         if prod(len(o) for o in options) > COMBINATIONS:
             options = [_axis_options(layer, array.axes[a], allowed[a], most) for a in axes]
     found: dict[tuple[object, ...], Unrolling] = {}
+    long = [(d, size) for d, size in layer.dims.items() if size > 1]
     for chosen in product(*options):
         lanes: dict[str, int] = {}
         for loops in chosen:
@@ -68,7 +69,7 @@ def _of_dataflow(layer: Layer, array: SpatialArraySpec, dataflow: str) -> list[U
             dataflow == "rs" and not _row_stationary(layer, chosen, list(array.axes.values()))
         ):
             continue
-        cycles = prod(-(-size // lanes.get(d, 1)) for d, size in layer.dims.items())
+        cycles = prod(-(-size // lanes.get(d, 1)) for d, size in long)
         reuse = tuple(prod(f for d, f in lanes.items() if d not in RELEVANT[op]) for op in OPERANDS)
         shape = tuple(sorted(lanes.items())) if _alike(array) else tuple(chosen)
         found.setdefault((cycles, reuse, shape), Unrolling(dict(zip(axes, chosen, strict=True)), cycles, reuse))  # type: ignore[arg-type]
