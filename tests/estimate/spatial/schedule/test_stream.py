@@ -263,7 +263,7 @@ def test_long_streams_are_merged_and_say_so(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("most", [50, 300, 2000])
 def test_the_number_of_instructions_is_kept(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_INSTRUCTIONS", most)
-    for seed in range(full_or_tenth(300)):
+    for seed in {*range(full_or_tenth(300)), 35}:  # 35: a port on chip that only hands on is slower than the one outside
         case = random_case(Random(seed))
         timeline = schedule_layer(*case)
         assert len(timeline.instructions) <= most

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from math import prod
 
 from ....target.array import DIMENSIONS, OPERANDS, Port, SpatialArraySpec
-from ..cost import LayerCost, evaluate, sliding
+from ..cost import Access, LayerCost, evaluate, sliding
 from ..counts import Unrolled
 from ..latency import Refill
 from ..layer import REDUCTION, RELEVANT, Layer
@@ -217,12 +217,21 @@ class _Program:
         compute = cost.latency.compute
         self.on_chip = _Share(cost.latency.on_chip, compute)
         self.streams = {
-            a: (f"{self.outermost}.{a.port}", _Share(a.cycles, compute)) for a in outside if a.operand not in self.walked and a.cycles
+            a: (f"{self.outermost}.{a.port}", _Share(self._passing(a, paced), compute))
+            for a in outside
+            if a.operand not in self.walked and a.cycles
         }
         traffic = sum(a.cycles for a in outside) + sum(cost.port_cycles[name] for name in paced)
         mean_step = cost.latency.on_chip // self.steps
         self.burst = max(1, -(-mean_step // BURSTS_A_STEP), -(-2 * traffic // MOST_INSTRUCTIONS))
         self.instructions: list[Instruction] = []
+
+    def _passing(self, access: Access, paced: frozenset[str]) -> int:
+        """Cycles of an access of the outermost memory, or of a port below that is paced by it, where that is slower."""
+        below = (*self.array.ladder(access.operand)[-2:-1], "")[0]
+        way = {"rd_down": "wr_down", "wr_up": "rd_up"}[access.direction]
+        others = [a for a in self.cost.accesses if (a.operand, a.memory, a.direction) == (access.operand, below, way)]
+        return max([access.cycles, *(a.cycles for a in others if f"{a.memory}.{a.port}" in paced)])
 
     def _refilled_at(self, operand: str) -> int:
         return self.plan.refill_position(operand, self.plan.cuts[operand][-1])
