@@ -105,10 +105,10 @@ def bounds_and_costs(count: int) -> dict[tuple[object, ...], tuple[float, int]]:
 
 
 def test_no_mapping_is_below_its_bound_at_edges(monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = bounds_and_costs(full_or_tenth(40))
+    pairs = bounds_and_costs(full_or_tenth(20))
     assert len(pairs) > 100 and [pair for pair in pairs.values() if pair[0] > pair[1] + 1e-6] == []
     monkeypatch.setattr(edges.ShortOnes, "lost", lambda *_: 0.0)
-    without = bounds_and_costs(full_or_tenth(40))
+    without = bounds_and_costs(full_or_tenth(20))
     assert without.keys() == pairs.keys()
     raised = [key for key, (bound, _) in pairs.items() if bound > without[key][0]]
     assert any(cycles - bound < 1 <= cycles - without[key][0] for key, (bound, cycles) in pairs.items() if key in raised)
