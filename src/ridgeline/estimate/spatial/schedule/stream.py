@@ -15,7 +15,8 @@ Buffers are the registers that make instructions wait: two an operand where its 
 
 stream X     an operand with no memory on chip passes its port while its step runs, and the next step waits for the rest of it.
              So does one whose refills are so many that they would take more than MOST_INSTRUCTIONS: steps are then turns of a
-             loop further out, and the label says how many refills each stands for. (Where these do not hide, compute waits too.)
+             loop further out, and the label says how many refills each stands for. (Where these do not hide, compute waits too.) A port
+             below that serves nothing else holds up the one outside where it is slower, as with single tiles.
 bursts       Transfers are cut into pieces of at most an eighth of a mean step, so that a long load lets a short urgent one pass;
              pieces are longer where they would take more than MOST_INSTRUCTIONS.
 
