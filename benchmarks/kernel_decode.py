@@ -2,6 +2,7 @@
 
 python benchmarks/kernel_decode.py            3 to 5 minutes on an H200; writes results/kernel-decode-<machine>.json
   --only gemv_16,gemv_8,gemv_4,attention,layer_16,layer_8,layer_4     some of it;  --quick: as configured only
+  --write    the fastest right configuration of every product, overlapping, becomes a line of src/ridgeline/kernel/tables/
 
 Weights rotate over three times the L2 cache. Each number is the time of a call inside a CUDA graph of many, medians of --repeats.
 `overlap`: kernels start before the one before them has ended (kernel/overlap.py), as decoding runs them. `of_limit`: time of the least
@@ -21,17 +22,23 @@ import torch
 import torch.nn.functional as F
 from common import write_results
 
+from ridgeline.core.files import write_json
 from ridgeline.kernel.decode_attention import decode_attention
 from ridgeline.kernel.gemv import gemv, gemv_int4, gemv_int8, weights_are_still
 from ridgeline.kernel.gemv_kernels import CANDIDATES
 from ridgeline.kernel.paged_attention import paged_attention, paged_write
 from ridgeline.kernel.rms_norm import add_rms_norm
 from ridgeline.kernel.rope import rope
-from ridgeline.kernel.tuning import forced, spaces
+from ridgeline.kernel.swiglu import swiglu_packed
+from ridgeline.kernel.tuning import TABLES, device_slug, forced, read, spaces
 from ridgeline.kernel.weight_only import linear_int4, linear_int8, quantize_int4, quantize_int8
 from ridgeline.measure.environment import machine_name
 
-SHAPES = ((14336, 4096), (4096, 14336), (6144, 4096), (28672, 4096), (128256, 4096), (2048, 5632), (5632, 2048))
+SHAPES = (
+    (14336, 4096, False), (4096, 14336, False), (6144, 4096, False), (4096, 4096, False), (14336, 4096, True), (128256, 4096, False),
+    (2560, 2048, False), (2048, 2048, False), (5632, 2048, True), (2048, 5632, False),
+)  # fmt: skip
+"""Outputs, K, gated: those of Llama 3 8B and TinyLlama 1.1B, and two products by themselves."""
 L2_BYTES = 60e6
 Call = Callable[[int], torch.Tensor]
 
@@ -69,14 +76,19 @@ def stored(bits: int, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (weight,) if bits == 16 else quantize_int8(weight) if bits == 8 else quantize_int4(weight)
 
 
-def ways(bits: int, held: list[tuple[torch.Tensor, ...]], x: torch.Tensor, quick: bool) -> Iterator[tuple[str, Any, bool, Call]]:
+def ways(
+    bits: int, held: list[tuple[torch.Tensor, ...]], x: torch.Tensor, gated: bool, quick: bool
+) -> Iterator[tuple[str, Any, bool, Call]]:
     """(name, configuration, overlapping, call) of a product."""
     ours: Any = {16: gemv, 8: gemv_int8, 4: gemv_int4}[bits]
     plain: Any = {16: F.linear, 8: linear_int8, 4: linear_int4}[bits]
-    yield "torch" if bits == 16 else f"linear_int{bits}", None, False, lambda index: plain(x, *held[index])
-    yield "gemv", CANDIDATES[bits][0], False, lambda index: ours(x, *held[index])
-    for chosen in CANDIDATES[bits][: 1 if quick else None]:
-        yield "gemv", chosen, True, lambda index: ours(x, *held[index])
+    rest = ((128,) if bits == 4 else ()) + ((None, None, True) if gated else ())
+    if not gated:
+        yield "torch" if bits == 16 else f"linear_int{bits}", None, False, lambda index: plain(x, *held[index])
+    for overlap in (False, True):
+        yield "gemv", None, overlap, lambda index: ours(x, *held[index], *rest)
+    for chosen in () if quick else CANDIDATES[bits]:
+        yield "gemv", chosen, True, lambda index: ours(x, *held[index], *rest)
 
 
 def timed(op: str, shape: list[int], name: str, chosen: Any, overlap: bool, call: Call, sets: int, moved: int, best: float, repeats: int,
@@ -101,19 +113,20 @@ def timed(op: str, shape: list[int], name: str, chosen: Any, overlap: bool, call
 
 def products(bits: int, best: float, repeats: int, quick: bool) -> list[dict[str, Any]]:
     rows = []
-    for n, k in SHAPES:
+    for n, k, gated in SHAPES:
         x = torch.randn(1, k, device="cuda").bfloat16()
-        first = (torch.randn(n, k, device="cuda") * k**-0.5).bfloat16()
-        size = n * k * bits // 8
-        sets = max(2, int(3 * L2_BYTES // size) + 1)
+        first = (torch.randn(2 * n if gated else n, k, device="cuda") * k**-0.5).bfloat16()
+        sets = max(2, int(3 * L2_BYTES // (first.numel() * bits // 8)) + 1)
         held = [stored(bits, first)]
         held += [tuple(t.clone() for t in held[0]) for _ in range(sets - 1)]
         moved = sum(t.nbytes for t in held[0]) + x.nbytes + 2 * n
         torch.cuda.synchronize()
         expected = {16: F.linear, 8: linear_int8, 4: linear_int4}[bits](x, *held[0]).float()
-        for name, chosen, overlap, call in ways(bits, held, x, quick):
+        expected = swiglu_packed(expected) if gated else expected
+        for name, chosen, overlap, call in ways(bits, held, x, gated, quick):
             rows.append(timed(f"gemv_{bits}", [1, n, k], name, chosen, overlap, call, sets, moved, best, repeats, expected))
-        if bits == 16:
+            rows[-1]["gated"] = gated
+        if bits == 16 and not gated:
             for m in (2, 4, 8):
                 many = torch.randn(m, k, device="cuda").bfloat16()
                 for name, function in (("torch", F.linear), ("gemv", gemv)):
@@ -211,10 +224,21 @@ def layers(bits: int, best: float, repeats: int, quick: bool) -> list[dict[str, 
     return rows
 
 
+def fastest(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Line of the table -> the fastest right row of a configuration, of one row of x."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row["op"].startswith("gemv_") and row["config"] and row.get("right") and "us" in row:
+            name = f"{row['op']}|{','.join(map(str, row['shape']))},{row['gated']}{',128' if row['op'] == 'gemv_4' else ''}"
+            found[name] = min(row, found.get(name, row), key=lambda one: float(one["us"]))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="gemv_16,gemv_8,gemv_4,attention,layer_16,layer_8,layer_4")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--write", action="store_true", help="write the table of configurations")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, default=None, help="folder for the result file")
     options = parser.parse_args()
@@ -229,10 +253,12 @@ def main() -> None:
             rows += layers(int(part.removeprefix("layer_")), best, options.repeats, options.quick)
         else:
             rows += products(int(part.removeprefix("gemv_")), best, options.repeats, options.quick)
-    for op, shape in sorted({(row["op"], tuple(row["shape"])) for row in rows if row["op"].startswith("gemv") and row["shape"][0] == 1}):
-        fit = [row for row in rows if row["op"] == op and tuple(row["shape"]) == shape and row.get("right") and "us" in row]
-        first = min(fit, key=lambda row: row["us"])
-        print(f"best {op} {shape}: {first['us']:.2f} us, {100 * first['of_limit']:.1f} % {first['way']} {first['config']}")
+    lines = fastest(rows)
+    for name, row in lines.items():
+        print(f"best {name}: {row['us']:.2f} us, {100 * row['of_limit']:.1f} % {row['config']}")
+    if options.write:
+        path = TABLES / f"{device_slug()}-configs.json"
+        write_json(path, dict(sorted({**read(path), **{name: row["config"] for name, row in lines.items()}}.items())))
     name = machine_name("cuda")
     machine = {"device": name, "read_bps": best}
     print(write_results("kernel", "decode", name.lower().removeprefix("nvidia ").replace(" ", "-"), machine, rows, options.out))

@@ -69,7 +69,7 @@ def plan(cases: dict[str, Case], given: argparse.Namespace) -> list[Wanted]:
             raise unknown_name("op", name, cases, "`ridgeline bench`")
     chosen = [case for name, case in cases.items() if not given.ops or name in given.ops.split(",")]
     if given.wins:
-        rows = [row for case in chosen for row in wins_rows(case)]
+        rows = [row for case in chosen if not case.chooses for row in wins_rows(case)]
     elif given.everything or given.sizes:
         rows = planned(chosen, given.sizes.split(",") if given.sizes else SIZE_CLASSES, backward=True)
     else:

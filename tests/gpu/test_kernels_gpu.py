@@ -30,17 +30,24 @@ def host_us(function: Callable[[], object], calls: int = 200) -> float:
 
 def small_calls() -> dict[str, Callable[[], object]]:
     from ridgeline.kernel.activation import gelu
+    from ridgeline.kernel.cross_entropy import cross_entropy
+    from ridgeline.kernel.gemv import gemv
     from ridgeline.kernel.layer_norm import layer_norm
+    from ridgeline.kernel.matmul import matmul
     from ridgeline.kernel.pointwise import add
     from ridgeline.kernel.reduce import sum as our_sum
     from ridgeline.kernel.rms_norm import rms_norm
     from ridgeline.kernel.rope import rope
     from ridgeline.kernel.softmax import softmax
     from ridgeline.kernel.swiglu import swiglu
+    from ridgeline.kernel.weight_only import linear_int4, linear_int8, quantize_int4, quantize_int8
 
     x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
     weight, bias = torch.ones(256, device="cuda", dtype=torch.bfloat16), torch.zeros(256, device="cuda", dtype=torch.bfloat16)
     query, table = torch.randn(1, 16, 4, 64, device="cuda"), torch.randn(16, 64, device="cuda")
+    square = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
+    bytes_, nibbles = quantize_int8(square), quantize_int4(square)
+    targets = torch.zeros(64, dtype=torch.long, device="cuda")
     return {
         "add": lambda: add(x, x),
         "gelu": lambda: gelu(x),
@@ -50,10 +57,19 @@ def small_calls() -> dict[str, Callable[[], object]]:
         "swiglu": lambda: swiglu(x, x),
         "sum": lambda: our_sum(x, -1),
         "rope": lambda: rope(query, query, table, table),
+        "matmul": lambda: matmul(x, square),
+        "cross_entropy": lambda: cross_entropy(x, targets),
+        "gemv": lambda: gemv(x[:1], square),
+        "linear_int8": lambda: linear_int8(x[:1], *bytes_),
+        "linear_int4": lambda: linear_int4(x[:1], *nibbles),
     }
 
 
-@pytest.mark.parametrize("name", ["add", "gelu", "softmax", "rms_norm", "layer_norm", "swiglu", "sum", "rope"])
+CALLS = ("add", "gelu", "softmax", "rms_norm", "layer_norm", "swiglu", "sum", "rope", "matmul", "cross_entropy", "gemv", "linear_int8",
+         "linear_int4")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CALLS)
 def test_host_cost_of_a_call(name: str) -> None:
     cost, one = host_us(small_calls()[name]), torch.ones(8, device="cuda")
     print(f"{name} {cost:.1f} us, torch.add {host_us(lambda: torch.add(one, one)):.1f} us")

@@ -13,6 +13,7 @@ Limits: D up to 256 (others, float64 and scale <= 0 take the plain formula); no 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -299,7 +300,7 @@ def _place(query: Tensor, key: Tensor, causal: bool) -> tuple[str, int]:
 
 def _worthwhile(query: Tensor, key: Tensor, causal: bool) -> bool:
     kind, size = _place(query, key, causal)
-    return worth("attention", query, size, kind)
+    return worth("flash_attention", query, size, kind)
 
 
 @replaces("attention", F.scaled_dot_product_attention)
@@ -344,9 +345,10 @@ def _plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
+_ANCHORS = tuple(Anchor((4, 16, 4096, 128), torch.bfloat16, backward=backward) for backward in (False, True))
 BENCH = benchmark(
     Case(
-        op="attention",
+        op="flash_attention",
         ours=flash_attention,
         plain=_plain,
         make=_make,
@@ -359,8 +361,9 @@ BENCH = benchmark(
             "large": ((4, 16, 4096, 128),),
             "xlarge": ((2, 16, 8192, 128),),
         },
-        anchors=(Anchor((4, 16, 4096, 128), torch.bfloat16), Anchor((4, 16, 4096, 128), torch.bfloat16, backward=True)),
+        anchors=_ANCHORS,
         differentiable=True,
         kind=lambda inputs: _place(inputs[0], inputs[1], True),
     )
 )
+BENCH_CHOSEN = benchmark(replace(BENCH, op="attention", ours=attention, sizes={}, chooses=True))

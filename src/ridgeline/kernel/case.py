@@ -58,6 +58,8 @@ class Case:
     """Name -> imports a peer and returns its function; ImportError where it is not installed."""
     kind: Callable[[Inputs], tuple[str, int]] = lambda inputs: ("", inputs[0].numel())
     """Where a row stands in the dispatch table: (kind, size), as the op's replacement asks for it."""
+    chooses: bool = False
+    """`ours` looks in the dispatch table itself and may be torch's own: its rows say what a call costs, not where our kernels win."""
     in_graph: bool = False
     """GPU times are taken in a CUDA graph, ours and the others' alike: for ops of decoding, which runs in one."""
 

@@ -17,14 +17,17 @@ from typing import Any
 import torch
 
 from .gemv_parts import (
-    NIBBLE_MASKS,
+    NIBBLES,
+    beside_nibbles,
     bytes_dot,
-    bytes_dot2,
+    bytes_mma,
+    bytes_zero,
+    diagonal,
     gained,
     halves_dot,
     narrow_bytes,
-    narrow_nibbles,
-    nibbles_dot2,
+    nibbles_mma,
+    nibbles_zero,
     power_of,
     read_x,
 )
@@ -123,6 +126,8 @@ def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_p
     start = tl.program_id(0)
     tiles = tl.cdiv(n, BN // 2 if GATED else BN)
     quads = tl.arange(0, BW // 4)
+    if M == 1 and not EARLY:  # x first: there is work to do on it while the weights come
+        x = read_x(x_ptr, 0, k, quads, BITS, WHOLE)
     following = words_of(w_ptr, start, n, words, BN, BW, GATED, EVEN, CACHED)
     if gain_ptr is not None:
         gain = read_x(gain_ptr, 0, k, quads, BITS, WHOLE)
@@ -130,13 +135,17 @@ def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_p
     following_held = beside(0, start, n, scale_ptr, bias_ptr, residual_ptr, BN, GATED)
     factor = 1.0
     if M == 1:
-        x = read_x(x_ptr, 0, k, quads, BITS, WHOLE)
+        if EARLY:
+            x = read_x(x_ptr, 0, k, quads, BITS, WHOLE)
         if gain_ptr is not None:
             x, square = gained(x, gain, EMULATED)
             factor = 1.0 / tl.sqrt(tl.sum(square, 0) / k + eps)
         if HALF:
-            less, more = power_of(x)
+            less, more = power_of(x, EMULATED)
             x = narrow_bytes(x, less, EMULATED)
+            zero = bytes_zero(x, EMULATED)
+            even, odd = diagonal(x[0], EMULATED)
+            even, odd = even * more, odd * more
     for tile in range(start, tiles, tl.num_programs(0)):
         current, held = following, following_held
         following_held = beside(0, tile + tl.num_programs(0), n, scale_ptr, bias_ptr, residual_ptr, BN, GATED)
@@ -149,7 +158,7 @@ def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_p
             if BITS == 16:
                 acc = halves_dot(current, x, FP16)
             elif HALF:
-                acc = bytes_dot2(current, x, EMULATED) * more[None, :]
+                acc = bytes_mma(current, x, zero, even, odd, EMULATED)
             else:
                 acc = bytes_dot(current, x, keep(quads, k), FP16)
             if not AHEAD and m == M - 1:
@@ -158,35 +167,39 @@ def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_p
 
 
 @jit
-def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_ptr, n, k, words, groups, eps, low, high,  # type: ignore[no-untyped-def]
+def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_ptr, n, k, words, groups, eps, mask,  # type: ignore[no-untyped-def]
                         GROUP: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, GATED: tl.constexpr,
-                        CHAIN: tl.constexpr, EVEN: tl.constexpr, CACHED: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
+                        EVEN: tl.constexpr, CACHED: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
                         EMULATED: tl.constexpr):  # fmt: skip
     """out [n] of int4 weights, words of 8 as weight_only.py packs them; groups of 128 and more, zero points of 8."""
     begin(EARLY)
     start = tl.program_id(0)
     tiles = tl.cdiv(n, BN // 2 if GATED else BN)
     quads = tl.arange(0, BW // 4)
+    if not EARLY:  # x first: there is work to do on it while the weights come
+        x = read_x(x_ptr, 0, k, quads, 4, True)
     following = words_of(w_ptr, start, n, words, BN, BW, GATED, EVEN, CACHED)
     following_scale = scales_of(scale_ptr, start, n, groups, GROUP, BN, BW, GATED)
     if gain_ptr is not None:
         gain = read_x(gain_ptr, 0, k, quads, 4, True)
     wait(EARLY)
     following_held = beside(0, start, n, None, bias_ptr, residual_ptr, BN, GATED)
-    wide = read_x(x_ptr, 0, k, quads, 4, True)
+    if EARLY:
+        x = read_x(x_ptr, 0, k, quads, 4, True)
     factor = 1.0
     if gain_ptr is not None:
-        wide, square = gained(wide, gain, EMULATED)
+        x, square = gained(x, gain, EMULATED)
         factor = 1.0 / tl.sqrt(tl.sum(square, 0) / k + eps)
-    less, more = power_of(wide)
-    x = narrow_nibbles(wide, less, EMULATED)
+    x = beside_nibbles(x)
+    zero = nibbles_zero(x, EMULATED)
+    even, odd = diagonal(x[0], EMULATED)
     for tile in range(start, tiles, tl.num_programs(0)):
         current, current_scale, held = following, following_scale, following_held
         following_held = beside(0, tile + tl.num_programs(0), n, None, bias_ptr, residual_ptr, BN, GATED)
         if AHEAD:
             following = words_of(w_ptr, tile + tl.num_programs(0), n, words, BN, BW, GATED, EVEN, CACHED)
             following_scale = scales_of(scale_ptr, tile + tl.num_programs(0), n, groups, GROUP, BN, BW, GATED)
-        acc = nibbles_dot2(current, x, low, high, CHAIN, EMULATED) * (current_scale.to(tl.float32) * more[None, :])
+        acc = nibbles_mma(current, x, zero, even, odd, mask, EMULATED) * current_scale.to(tl.float32)
         if not AHEAD:
             following = words_of(w_ptr, tile + tl.num_programs(0), n, words, BN, BW, GATED, EVEN, CACHED)
             following_scale = scales_of(scale_ptr, tile + tl.num_programs(0), n, groups, GROUP, BN, BW, GATED)
@@ -194,25 +207,26 @@ def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_pt
 
 
 _PLAIN: Config = {"bn": 1, "loads": 2, "threads": 1024, "cached": 0, "ahead": 1, "half": 0, "early": 0}
-_BYTES: Config = {**_PLAIN, "bn": 2, "threads": 768, "half": 1}
-_NIBBLES: Config = {**_PLAIN, "bn": 8, "loads": 1, "threads": 512, "half": 1, "early": 1, "chain": 4}
+_TENSOR: Config = {**_PLAIN, "bn": 4, "threads": 512, "half": 1, "early": 1}
 CANDIDATES: dict[int, list[Config]] = {
     16: [_PLAIN, {**_PLAIN, "bn": 2}, {**_PLAIN, "bn": 2, "loads": 4}, {**_PLAIN, "loads": 4},
          {**_PLAIN, "bn": 4, "loads": 4, "threads": 768, "early": 1}, {**_PLAIN, "loads": 4, "threads": 768, "early": 1},
          {**_PLAIN, "bn": 2, "loads": 4, "threads": 512, "early": 1}, {**_PLAIN, "bn": 4, "loads": 4, "early": 1}],
-    8: [_BYTES, {**_BYTES, "threads": 1024}, {**_BYTES, "loads": 4, "threads": 512}, {**_BYTES, "bn": 4, "threads": 512},
-        {**_BYTES, "loads": 4, "threads": 512, "early": 1}, {**_BYTES, "threads": 512, "early": 1},
-        {**_BYTES, "loads": 1, "early": 1}, {**_BYTES, "bn": 4, "threads": 512, "early": 1},
-        {**_BYTES, "bn": 4, "threads": 512, "half": 0, "early": 1}],
-    4: [_NIBBLES, {**_NIBBLES, "early": 0}, {**_NIBBLES, "bn": 4, "loads": 2, "ahead": 0}, {**_NIBBLES, "bn": 4, "loads": 2, "early": 0},
-        {**_NIBBLES, "loads": 2, "threads": 1024}, {**_NIBBLES, "loads": 2, "threads": 768, "ahead": 0}, {**_NIBBLES, "threads": 1024},
-        {**_NIBBLES, "bn": 4, "threads": 1024, "early": 0}, {**_NIBBLES, "threads": 768}, {**_NIBBLES, "half": 0}],
+    8: [{**_TENSOR, "threads": 640}, {**_TENSOR, "threads": 640, "early": 0}, {**_TENSOR, "threads": 1280, "ahead": 0}, _TENSOR,
+        {**_TENSOR, "bn": 8, "threads": 384, "ahead": 0}, {**_TENSOR, "bn": 8, "threads": 1280}, {**_TENSOR, "threads": 768},
+        {**_TENSOR, "bn": 2, "threads": 1024, "loads": 1}, {**_TENSOR, "bn": 2, "loads": 4, "ahead": 0},
+        {**_TENSOR, "bn": 8, "loads": 1, "threads": 640, "ahead": 0}, {**_TENSOR, "loads": 1, "threads": 768},
+        {**_TENSOR, "half": 0}],
+    4: [_TENSOR, {**_TENSOR, "ahead": 0}, {**_TENSOR, "ahead": 0, "early": 0}, {**_TENSOR, "early": 0}, {**_TENSOR, "threads": 640},
+        {**_TENSOR, "bn": 8, "loads": 1, "ahead": 0}, {**_TENSOR, "bn": 8, "loads": 1}, {**_TENSOR, "bn": 8},
+        {**_TENSOR, "loads": 1, "threads": 768}, {**_TENSOR, "loads": 1, "threads": 640, "ahead": 0}, {**_TENSOR, "threads": 384},
+        {**_TENSOR, "bn": 2, "loads": 1, "ahead": 0}, {**_TENSOR, "half": 0}],
 }  # fmt: skip
 """Rows at a time, 128-bit loads a thread and row, threads an SM is to hold, through the first-level cache or past it, the next rows
-before or after the products of these, products in float16, words of int4 to one float16 sum, start before the kernel before ended."""
+before or after the products of these, products by tensor cores, start before the kernel before ended."""
 NARROW = 4096
 """Rows or columns below which a product is so short that it should start before the kernel before it has ended."""
-DEFAULTS: dict[int, tuple[int, int]] = {16: (4, 0), 8: (4, 0), 4: (5, 0)}
+DEFAULTS: dict[int, tuple[int, int]] = {16: (4, 0), 8: (10, 3), 4: (11, 5)}
 """Candidate of narrow and of other products, as measured over the products of TinyLlama 1.1B and Llama 3 8B on an H200; the best of each
 of those is in tables/."""
 for _bits, _candidates in CANDIDATES.items():
@@ -232,7 +246,7 @@ def default_config(bits: int, m: int, n: int, k: int) -> Config:
 
 def gemv_shape(bits: int, n: int, k: int, chosen: Config, sms: int, gated: bool) -> tuple[int, int, int, int]:
     """(rows, words of a row, warps, programs) of a launch; gate and up make a row of the result."""
-    bn = max(2, chosen["bn"]) if gated else chosen["bn"]
+    bn = max(2, chosen["bn"]) if gated or bits < 16 else chosen["bn"]  # mma takes two rows
     wide = max(bucketed(cdiv(k * bits, 32)), 16)
     warps = min(max(wide // (128 * chosen["loads"]), 1), 16)
     return bn, wide, warps, min(sms * max(1, chosen["threads"] // (32 * warps)), cdiv(n, bn // 2 if gated else bn))
@@ -282,11 +296,11 @@ def _nibbles_plan(n: int, k: int, words: int, groups: int, group: int, gated: bo
     bucket, default, chosen = (1, n, k, gated, group), default_config(4, 1, n, k), nibbles_config(n, k, group, gated)
     bn, wide, warps, programs = gemv_shape(4, n, words * 8, chosen, processors(device), gated)
     constants = {
-        "GROUP": group, "BN": bn, "BW": wide, "GATED": gated, "CHAIN": chosen["chain"], "EVEN": words == wide,
+        "GROUP": group, "BN": bn, "BW": wide, "GATED": gated, "EVEN": words == wide,
         "CACHED": bool(chosen["cached"]), "AHEAD": bool(chosen["ahead"]), "EMULATED": INTERPRETED, "num_warps": warps,
         **early(device, bool(chosen["early"])),
     }  # fmt: skip
-    sizes = (n, k, words, groups, eps, *NIBBLE_MASKS)
+    sizes = (n, k, words, groups, eps, NIBBLES)
     return Plan("gemv_4", bucket, default, chosen, gemv_nibbles_kernel, (programs,), sizes, constants)
 
 

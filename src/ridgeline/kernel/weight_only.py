@@ -7,7 +7,7 @@
 Packing: K is padded to K', a multiple of 128; of each 128 weights, nibble j of word i holds weight 16 j + i. One mask then yields
 16 neighbours of K for 16 neighbouring words, so that x is read in runs and nothing is shuffled. Words are rotated left by 3: nibble 4
 then lies on top of a float32's mantissa, nibbles 0 and 4 of a bfloat16's. G = ceil(K / group) groups.
-float16 and bfloat16 x go to the kernels (weight_only_kernels.py; one bfloat16 row of int4 without zero points to
+float16 and bfloat16 x go to the kernels (weight_only_kernels.py; one bfloat16 row of int8, or of int4 without zero points, to
 gemv_kernels.py); wider x multiplies dequantised weights, by torch.
 Least bytes, N x K = 14336 x 4096: int8 58.7 MB, 13.5 µs at 4.34 TB/s; int4 29.4 + 0.9 MB, 7.0 µs. Gradients reach x and bias only.
 """
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from ..core.errors import OptionError
 from .case import Anchor, Case, Inputs, benchmark
-from .gemv_kernels import nibbles_config, run_nibbles, takes
+from .gemv_kernels import nibbles_config, run_gemv, run_nibbles, takes
 from .jit import cdiv
 from .library import operator
 from .weight_only_kernels import BLOCK, run_int4, run_int8
@@ -31,7 +31,10 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def _launch_int8(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: Optional) -> torch.Tensor:
-    out = run_int8(x, q, scale, bias) if x.dtype in HALVES else _reference_int8(x, q, scale, bias)
+    if (row := row_of_bytes(x, q)) is not None:
+        out = run_gemv(row, q, scale, bias, None, False, None, 0.0).view(*x.shape[:-1], q.shape[0])
+    else:
+        out = (run_int8 if x.dtype in HALVES else _reference_int8)(x, q, scale, bias)
     return out if out.dtype is x.dtype else out.to(x.dtype)
 
 
@@ -41,6 +44,15 @@ def _launch_int4(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, gro
     else:
         out = (run_int4 if x.dtype in HALVES else _reference_int4)(x, packed, scale, group, bias, zero)
     return out if out.dtype is x.dtype else out.to(x.dtype)
+
+
+def row_of_bytes(x: torch.Tensor, q: torch.Tensor) -> Optional:
+    """x as [1, K] if gemv_kernels.py's tensor cores do this product; else None."""
+    k = x.shape[-1]
+    if x.dtype is not torch.bfloat16 or x.numel() != k or not q.is_contiguous():
+        return None
+    row = x.contiguous().view(1, k)
+    return row if takes(8, row, q, 1, k, None) else None
 
 
 def row_of_nibbles(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, group: int, gain: Optional = None,

@@ -41,13 +41,13 @@ def code_of(bits: int, k: int, chosen: Config, gated: bool, early: bool, m: int 
     else:
         constants["scale_ptr"] = None
     if bits == 4:
-        signature |= {"groups": "i32", "low": "i32", "high": "i32"}
-        constants |= {"GROUP": 128, "CHAIN": chosen["chain"]}
+        signature |= {"groups": "i32", "mask": "i32"}
+        constants |= {"GROUP": 128}
     else:
         constants |= {"M": m, "BITS": bits, "WHOLE": True, "FP16": False, "HALF": bits == 8 and bool(chosen["half"])}
     kernel = gemv_nibbles_kernel if bits == 4 else gemv_kernel
     return compiled(
-        kernel, signature, constants, num_warps=warps, aligned=tuple(name for name in signature if name not in ("eps", "low"))
+        kernel, signature, constants, num_warps=warps, aligned=tuple(name for name in signature if name not in ("eps", "mask"))
     ), bn * wide * 32 // bits // (32 * warps)
 
 
@@ -64,7 +64,8 @@ def test_default(bits: int, k: int, gated: bool, limit: float) -> None:
     _, instructions = turn(code, 1)
     assert instructions <= limit * weights * bits / 8  # 7 a byte is what the SMs have time for
     if bits < 16:
-        assert code.count(r"\bHFMA2") >= weights / 2  # two products an instruction
+        assert code.count(r"HMMA\.16816\.F32") >= weights / 8  # two rows of four weights a lane an instruction
+        assert not code.count(r"\bI2F") and code.count(r"HMUL2|HFMA2\.MMA|\bHFMA2") <= weights / 8
 
 
 def test_rows_do_not_spill() -> None:
