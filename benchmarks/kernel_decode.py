@@ -35,11 +35,13 @@ from ridgeline.kernel.weight_only import linear_int4, linear_int8, quantize_int4
 from ridgeline.measure.environment import machine_name
 
 SHAPES = (
-    (14336, 4096, False), (4096, 14336, False), (6144, 4096, False), (4096, 4096, False), (14336, 4096, True), (128256, 4096, False),
-    (2560, 2048, False), (2048, 2048, False), (5632, 2048, True), (2048, 5632, False),
+    (14336, 4096, False, False), (4096, 14336, False, False), (6144, 4096, False, True), (4096, 4096, False, False),
+    (14336, 4096, True, True), (128256, 4096, False, True), (2560, 2048, False, True), (2048, 2048, False, False),
+    (5632, 2048, True, True), (2048, 5632, False, False),
 )  # fmt: skip
-"""Outputs, K, gated: those of Llama 3 8B and TinyLlama 1.1B, and two products by themselves."""
+"""Outputs, K, gated, of a norm: the products of Llama 3 8B and TinyLlama 1.1B, the first two also by themselves."""
 L2_BYTES = 60e6
+EPS = 1e-5
 Call = Callable[[int], torch.Tensor]
 
 
@@ -76,14 +78,13 @@ def stored(bits: int, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return (weight,) if bits == 16 else quantize_int8(weight) if bits == 8 else quantize_int4(weight)
 
 
-def ways(
-    bits: int, held: list[tuple[torch.Tensor, ...]], x: torch.Tensor, gated: bool, quick: bool
-) -> Iterator[tuple[str, Any, bool, Call]]:
+def ways(bits: int, held: list[tuple[torch.Tensor, ...]], x: torch.Tensor, gated: bool, gain: torch.Tensor | None,
+         quick: bool) -> Iterator[tuple[str, Any, bool, Call]]:  # fmt: skip
     """(name, configuration, overlapping, call) of a product."""
     ours: Any = {16: gemv, 8: gemv_int8, 4: gemv_int4}[bits]
     plain: Any = {16: F.linear, 8: linear_int8, 4: linear_int4}[bits]
-    rest = ((128,) if bits == 4 else ()) + ((None, None, True) if gated else ())
-    if not gated:
+    rest = (*((128,) if bits == 4 else ()), None, None, gated, gain, EPS)
+    if not gated and gain is None:
         yield "torch" if bits == 16 else f"linear_int{bits}", None, False, lambda index: plain(x, *held[index])
     for overlap in (False, True):
         yield "gemv", None, overlap, lambda index: ours(x, *held[index], *rest)
@@ -113,20 +114,22 @@ def timed(op: str, shape: list[int], name: str, chosen: Any, overlap: bool, call
 
 def products(bits: int, best: float, repeats: int, quick: bool) -> list[dict[str, Any]]:
     rows = []
-    for n, k, gated in SHAPES:
+    for n, k, gated, norm in SHAPES:
         x = torch.randn(1, k, device="cuda").bfloat16()
+        gain = torch.rand(k, device="cuda").bfloat16() if norm else None
         first = (torch.randn(2 * n if gated else n, k, device="cuda") * k**-0.5).bfloat16()
         sets = max(2, int(3 * L2_BYTES // (first.numel() * bits // 8)) + 1)
         held = [stored(bits, first)]
         held += [tuple(t.clone() for t in held[0]) for _ in range(sets - 1)]
         moved = sum(t.nbytes for t in held[0]) + x.nbytes + 2 * n
         torch.cuda.synchronize()
-        expected = {16: F.linear, 8: linear_int8, 4: linear_int4}[bits](x, *held[0]).float()
+        normed = x if gain is None else F.rms_norm(x, gain.shape, gain, EPS)
+        expected = {16: F.linear, 8: linear_int8, 4: linear_int4}[bits](normed, *held[0]).float()
         expected = swiglu_packed(expected) if gated else expected
-        for name, chosen, overlap, call in ways(bits, held, x, gated, quick):
+        for name, chosen, overlap, call in ways(bits, held, x, gated, gain, quick):
             rows.append(timed(f"gemv_{bits}", [1, n, k], name, chosen, overlap, call, sets, moved, best, repeats, expected))
             rows[-1]["gated"] = gated
-        if bits == 16 and not gated:
+        if bits == 16 and not gated and not norm:
             for m in (2, 4, 8):
                 many = torch.randn(m, k, device="cuda").bfloat16()
                 for name, function in (("torch", F.linear), ("gemv", gemv)):

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from .case import Anchor, Case, Inputs, benchmark
-from .jit import jit, tl
+from .jit import empty, jit, tl
 from .library import operator
 from .plan import Plan, planned
 from .plan import start as begin
@@ -269,7 +269,7 @@ def _forward(
     x = rows_of(logits)
     target = target.contiguous()
     rows, vocabulary = x.shape
-    loss, stats = _outputs(x, rows, reduction, wide)
+    loss, stats = (empty(shape, dtype, x.device) for shape, dtype in _results(x.dtype, rows, reduction, wide))
     sizes, constants = (x.stride(0), rows, vocabulary, ignore_index), {"SMOOTHING": label_smoothing, "EACH": reduction == NONE}
     key = (sizes, x.dtype, label_smoothing, reduction == NONE, x.get_device())
     begin(planned(_plans, key, _plan, "cross_entropy", _forward_kernel, x, sizes, constants), (x, target, loss, stats))
@@ -290,11 +290,15 @@ def _total_plan(rows: int, ignore_index: int, reduction: int) -> Plan:
     return Plan("", (), {}, {}, _total_kernel, (1,), (rows, ignore_index), constants)
 
 
-def _outputs(logits: torch.Tensor, rows: int, reduction: int, wide: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    dtype = logits.dtype
+def _results(dtype: torch.dtype, rows: int, reduction: int, wide: bool) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:
+    """Shape and dtype of loss and stats."""
     inner = torch.float64 if dtype == torch.float64 else torch.float32
-    loss = logits.new_empty((rows,) if reduction == NONE else (), dtype=inner if wide else dtype)
-    return loss, logits.new_empty(3 * rows + 1, dtype=inner)
+    return ((rows,) if reduction == NONE else (), inner if wide else dtype), ((3 * rows + 1,), inner)
+
+
+def _outputs(logits: torch.Tensor, rows: int, reduction: int, wide: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    loss, stats = _results(logits.dtype, rows, reduction, wide)
+    return logits.new_empty(loss[0], dtype=loss[1]), logits.new_empty(stats[0], dtype=stats[1])
 
 
 def _backward(

@@ -8,7 +8,7 @@
 
 At one row the weight's bytes are the time: 14336 x 4096 are 117 MB in bfloat16, 27.1 µs at 4.34 TB/s; 13.5 µs in int8, 7.0 in int4.
 One row (two of a half weight) and K <= 16384, a multiple of 4, in float16 or bfloat16 go to gemv_kernels.py: epilogue in float32,
-rounded once; int8 and int4 sum in float16, then float32, where x is bfloat16. Everything else goes to torch or weight_only.py, with the
+rounded once; where x is bfloat16, int8 and int4 are multiplied by x in whole numbers of 15 bits, exactly. Everything else goes to torch or weight_only.py, with the
 epilogue in steps of its own: any number of rows works. No gradients.
 """
 
@@ -48,30 +48,31 @@ def _given(x: torch.Tensor, gain: Optional, eps: float) -> torch.Tensor:
     return rms_norm(x, gain, eps) if x.is_cuda else F.rms_norm(x, gain.shape, gain, eps)
 
 
-def _flat(x: torch.Tensor, residual: Optional) -> tuple[torch.Tensor, Optional, int]:
-    """x [M, K] and residual without gaps, and M."""
-    rows = x.numel() // x.shape[-1] if x.shape[-1] else 0
-    return x.contiguous().view(rows, x.shape[-1]), None if residual is None else residual.contiguous(), rows
+def _rows(x: torch.Tensor) -> int:
+    k = x.shape[-1]
+    return x.numel() // k if k else 0
 
 
-def _shaped(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return (out if out.dtype is x.dtype else out.to(x.dtype)).view(*x.shape[:-1], out.shape[-1])
+def _cast(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return out if out.dtype is x.dtype else out.to(x.dtype)
 
 
 def _launch(x: torch.Tensor, weight: torch.Tensor, bias: Optional, residual: Optional, swiglu: bool, gain: Optional,
             eps: float) -> torch.Tensor:  # fmt: skip
-    flat, whole, rows = _flat(x, residual)
-    if weight.dtype is not x.dtype or not weight.is_contiguous() or not takes(16, flat, weight, rows, x.shape[-1], gain):
+    x, rows = x.contiguous(), _rows(x)
+    if weight.dtype is not x.dtype or not weight.is_contiguous() or not takes(16, x, weight, rows, weight.shape[1], gain):
         return _reference(x, weight, bias, residual, swiglu, gain, eps)
-    return _shaped(run_gemv(flat, weight, None, bias, whole, swiglu, gain, eps), x)
+    residual = None if residual is None else residual.contiguous()
+    return _cast(run_gemv(x, weight, None, bias, residual, swiglu, gain, eps, rows), x)
 
 
 def _launch_int8(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: Optional, residual: Optional, swiglu: bool,
                  gain: Optional, eps: float) -> torch.Tensor:  # fmt: skip
-    flat, whole, rows = _flat(x, residual)
-    if not q.is_contiguous() or not takes(8, flat, q, rows, x.shape[-1], gain):
+    x, rows = x.contiguous(), _rows(x)
+    if not q.is_contiguous() or not takes(8, x, q, rows, q.shape[1], gain):
         return _reference_int8(x, q, scale, bias, residual, swiglu, gain, eps)
-    return _shaped(run_gemv(flat, q, scale, bias, whole, swiglu, gain, eps), x)
+    residual = None if residual is None else residual.contiguous()
+    return _cast(run_gemv(x, q, scale, bias, residual, swiglu, gain, eps, rows), x)
 
 
 def _launch_int4(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, group: int, bias: Optional, residual: Optional,
@@ -80,7 +81,7 @@ def _launch_int4(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, gro
     if row is None:
         return _reference_int4(x, packed, scale, group, bias, residual, swiglu, gain, eps)
     whole = None if residual is None else residual.contiguous()
-    return _shaped(run_nibbles(row, packed, scale, group, bias, whole, swiglu, gain, eps), x)
+    return _cast(run_nibbles(row, packed, scale, group, bias, whole, swiglu, gain, eps), x)
 
 
 def _reference(x: torch.Tensor, weight: torch.Tensor, bias: Optional, residual: Optional, swiglu: bool, gain: Optional,
@@ -158,8 +159,9 @@ def gemv_int4(
 
 def _check(name: str, x: torch.Tensor, weight: torch.Tensor, width: Any, bias: Optional, residual: Optional, swiglu: bool,
            gain: Optional) -> None:  # fmt: skip
-    rows = weight.shape[0] if weight.dim() == 2 else -1
-    if x.dim() == 0 or weight.shape[1:] != torch.Size(width) or (swiglu and rows % 2) or (bias is not None and bias.shape != (rows,)):
+    shape = weight.shape
+    rows = shape[0] if len(shape) == 2 else -1
+    if x.dim() == 0 or shape[1:] != width or (swiglu and rows % 2) or (bias is not None and bias.shape != (rows,)):
         raise _mismatch(name, x, weight, "x is [.., K], the weight [N, K], bias [N], and N even with swiglu")
     if residual is not None and (residual.shape != (*x.shape[:-1], rows // 2 if swiglu else rows) or residual.dtype != x.dtype):
         raise _mismatch(

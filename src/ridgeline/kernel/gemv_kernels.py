@@ -17,15 +17,13 @@ from typing import Any
 import torch
 
 from .gemv_parts import (
-    NIBBLES,
+    beside_bytes,
     beside_nibbles,
     bytes_dot,
     bytes_mma,
-    bytes_zero,
     diagonal,
     gained,
     halves_dot,
-    narrow_bytes,
     nibbles_mma,
     nibbles_zero,
     power_of,
@@ -61,7 +59,7 @@ def words_of(w_ptr, tile, n, words, BN: tl.constexpr, BW: tl.constexpr, GATED: t
     """int32 [BN, BW], zeros past the end; EVEN: a row has BW words."""
     rows, exist = rows_at(tile, n, BN, GATED)
     lanes = tl.arange(0, BW)
-    at = w_ptr + rows[:, None] * words + lanes[None, :]
+    at = w_ptr.to(tl.pointer_type(tl.int32)) + rows[:, None] * words + lanes[None, :]
     known = exist[:, None] & ((lanes < BW) if EVEN else (lanes < words))[None, :]
     if CACHED:
         found = tl.load(at, mask=known, other=0, eviction_policy="evict_first")
@@ -142,10 +140,9 @@ def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_p
             factor = 1.0 / tl.sqrt(tl.sum(square, 0) / k + eps)
         if HALF:
             less, more = power_of(x, EMULATED)
-            x = narrow_bytes(x, less, EMULATED)
-            zero = bytes_zero(x, EMULATED)
-            even, odd = diagonal(x[0], EMULATED)
-            even, odd = even * more, odd * more
+            x = beside_bytes(x, less, EMULATED)
+            here, second = diagonal(quads, EMULATED)
+            more *= here
     for tile in range(start, tiles, tl.num_programs(0)):
         current, held = following, following_held
         following_held = beside(0, tile + tl.num_programs(0), n, scale_ptr, bias_ptr, residual_ptr, BN, GATED)
@@ -158,7 +155,7 @@ def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_p
             if BITS == 16:
                 acc = halves_dot(current, x, FP16)
             elif HALF:
-                acc = bytes_mma(current, x, zero, even, odd, EMULATED)
+                acc = bytes_mma(current, x, second, more, EMULATED)
             else:
                 acc = bytes_dot(current, x, keep(quads, k), FP16)
             if not AHEAD and m == M - 1:
@@ -167,7 +164,7 @@ def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_p
 
 
 @jit
-def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_ptr, n, k, words, groups, eps, mask,  # type: ignore[no-untyped-def]
+def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_ptr, n, k, words, groups, eps,  # type: ignore[no-untyped-def]
                         GROUP: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, GATED: tl.constexpr,
                         EVEN: tl.constexpr, CACHED: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
                         EMULATED: tl.constexpr):  # fmt: skip
@@ -190,16 +187,18 @@ def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_pt
     if gain_ptr is not None:
         x, square = gained(x, gain, EMULATED)
         factor = 1.0 / tl.sqrt(tl.sum(square, 0) / k + eps)
-    x = beside_nibbles(x)
-    zero = nibbles_zero(x, EMULATED)
-    even, odd = diagonal(x[0], EMULATED)
+    less, more = power_of(x, EMULATED)
+    x = beside_nibbles(x, less, EMULATED)
+    here, second = diagonal(quads, EMULATED)
+    zero = nibbles_zero(x, second, EMULATED)
+    more *= here * 0.125
     for tile in range(start, tiles, tl.num_programs(0)):
         current, current_scale, held = following, following_scale, following_held
         following_held = beside(0, tile + tl.num_programs(0), n, None, bias_ptr, residual_ptr, BN, GATED)
         if AHEAD:
             following = words_of(w_ptr, tile + tl.num_programs(0), n, words, BN, BW, GATED, EVEN, CACHED)
             following_scale = scales_of(scale_ptr, tile + tl.num_programs(0), n, groups, GROUP, BN, BW, GATED)
-        acc = nibbles_mma(current, x, zero, even, odd, mask, EMULATED) * current_scale.to(tl.float32)
+        acc = nibbles_mma(current, x, zero, second, more, EMULATED) * current_scale.to(tl.float32)
         if not AHEAD:
             following = words_of(w_ptr, tile + tl.num_programs(0), n, words, BN, BW, GATED, EVEN, CACHED)
             following_scale = scales_of(scale_ptr, tile + tl.num_programs(0), n, groups, GROUP, BN, BW, GATED)
@@ -207,26 +206,24 @@ def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_pt
 
 
 _PLAIN: Config = {"bn": 1, "loads": 2, "threads": 1024, "cached": 0, "ahead": 1, "half": 0, "early": 0}
-_TENSOR: Config = {**_PLAIN, "bn": 4, "threads": 512, "half": 1, "early": 1}
+_TENSOR: Config = {**_PLAIN, "bn": 4, "threads": 512, "ahead": 0, "half": 1, "early": 1}
 CANDIDATES: dict[int, list[Config]] = {
     16: [_PLAIN, {**_PLAIN, "bn": 2}, {**_PLAIN, "bn": 2, "loads": 4}, {**_PLAIN, "loads": 4},
          {**_PLAIN, "bn": 4, "loads": 4, "threads": 768, "early": 1}, {**_PLAIN, "loads": 4, "threads": 768, "early": 1},
          {**_PLAIN, "bn": 2, "loads": 4, "threads": 512, "early": 1}, {**_PLAIN, "bn": 4, "loads": 4, "early": 1}],
-    8: [{**_TENSOR, "threads": 640}, {**_TENSOR, "threads": 640, "early": 0}, {**_TENSOR, "threads": 1280, "ahead": 0}, _TENSOR,
-        {**_TENSOR, "bn": 8, "threads": 384, "ahead": 0}, {**_TENSOR, "bn": 8, "threads": 1280}, {**_TENSOR, "threads": 768},
-        {**_TENSOR, "bn": 2, "threads": 1024, "loads": 1}, {**_TENSOR, "bn": 2, "loads": 4, "ahead": 0},
-        {**_TENSOR, "bn": 8, "loads": 1, "threads": 640, "ahead": 0}, {**_TENSOR, "loads": 1, "threads": 768},
-        {**_TENSOR, "half": 0}],
-    4: [_TENSOR, {**_TENSOR, "ahead": 0}, {**_TENSOR, "ahead": 0, "early": 0}, {**_TENSOR, "early": 0}, {**_TENSOR, "threads": 640},
-        {**_TENSOR, "bn": 8, "loads": 1, "ahead": 0}, {**_TENSOR, "bn": 8, "loads": 1}, {**_TENSOR, "bn": 8},
-        {**_TENSOR, "loads": 1, "threads": 768}, {**_TENSOR, "loads": 1, "threads": 640, "ahead": 0}, {**_TENSOR, "threads": 384},
-        {**_TENSOR, "bn": 2, "loads": 1, "ahead": 0}, {**_TENSOR, "half": 0}],
+    8: [{**_TENSOR, "bn": 8, "threads": 384}, {**_TENSOR, "loads": 1, "ahead": 1}, _TENSOR, {**_TENSOR, "bn": 8, "threads": 1280},
+        {**_TENSOR, "bn": 8, "threads": 384, "ahead": 1}, {**_TENSOR, "bn": 8, "loads": 1, "threads": 768, "ahead": 1},
+        {**_TENSOR, "threads": 640, "ahead": 1}, {**_TENSOR, "threads": 768}, {**_TENSOR, "early": 0}, {**_TENSOR, "half": 0}],
+    4: [{**_TENSOR, "bn": 8, "loads": 1}, {**_TENSOR, "loads": 1, "threads": 768, "ahead": 1}, _TENSOR, {**_TENSOR, "early": 0},
+        {**_TENSOR, "bn": 8, "threads": 256, "ahead": 1}, {**_TENSOR, "bn": 2, "loads": 1, "threads": 256, "ahead": 1},
+        {**_TENSOR, "bn": 8, "loads": 1, "threads": 256, "ahead": 1}, {**_TENSOR, "loads": 4, "threads": 256},
+        {**_TENSOR, "threads": 256}, {**_TENSOR, "half": 0}],
 }  # fmt: skip
 """Rows at a time, 128-bit loads a thread and row, threads an SM is to hold, through the first-level cache or past it, the next rows
 before or after the products of these, products by tensor cores, start before the kernel before ended."""
 NARROW = 4096
 """Rows or columns below which a product is so short that it should start before the kernel before it has ended."""
-DEFAULTS: dict[int, tuple[int, int]] = {16: (4, 0), 8: (10, 3), 4: (11, 5)}
+DEFAULTS: dict[int, tuple[int, int]] = {16: (4, 0), 8: (1, 0), 4: (1, 0)}
 """Candidate of narrow and of other products, as measured over the products of TinyLlama 1.1B and Llama 3 8B on an H200; the best of each
 of those is in tables/."""
 for _bits, _candidates in CANDIDATES.items():
@@ -262,14 +259,14 @@ def takes(bits: int, x: torch.Tensor, weight: torch.Tensor, m: int, k: int, gain
 
 
 def run_gemv(x: torch.Tensor, weight: torch.Tensor, scale: Optional, bias: Optional, residual: Optional, gated: bool,
-             gain: Optional, eps: float) -> torch.Tensor:  # fmt: skip
-    """x [M, K] @ weight^T, halves or int8 with a scale a row; all contiguous, `takes` said yes."""
-    (m, k), rows = x.shape, weight.shape[0]
-    bits, n = 8 * weight.element_size(), rows // 2 if gated else rows
-    key = (bits, m, n, k, gated, x.dtype, eps, are_still(), x.get_device())
-    plan = planned(_plans, key, _plan, bits, m, n, k, gated, x.dtype, eps, x.get_device())
-    out = empty((m, n), STORED.get(x.dtype, x.dtype), x.device)
-    start(plan, (x, weight.view(torch.int32), scale, bias, residual, gain, out))
+             gain: Optional, eps: float, m: int) -> torch.Tensor:  # fmt: skip
+    """x [.., K], m rows, @ weight^T, halves or int8 with a scale a row; all contiguous, `takes` said yes."""
+    rows, k = weight.shape
+    bits, n, device = 8 * weight.element_size(), rows // 2 if gated else rows, x.get_device()
+    key = (bits, m, n, k, gated, x.dtype, eps, are_still(), device)
+    plan = planned(_plans, key, _plan, bits, m, n, k, gated, x.dtype, eps, device)
+    out = empty((*x.shape[:-1], n), STORED.get(x.dtype, x.dtype), x.device)
+    start(plan, (x, weight, scale, bias, residual, gain, out))
     return out
 
 
@@ -300,17 +297,17 @@ def _nibbles_plan(n: int, k: int, words: int, groups: int, group: int, gated: bo
         "CACHED": bool(chosen["cached"]), "AHEAD": bool(chosen["ahead"]), "EMULATED": INTERPRETED, "num_warps": warps,
         **early(device, bool(chosen["early"])),
     }  # fmt: skip
-    sizes = (n, k, words, groups, eps, NIBBLES)
+    sizes = (n, k, words, groups, eps)
     return Plan("gemv_4", bucket, default, chosen, gemv_nibbles_kernel, (programs,), sizes, constants)
 
 
 def run_nibbles(x: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, group: int, bias: Optional, residual: Optional,
                 gated: bool, gain: Optional, eps: float) -> torch.Tensor:  # fmt: skip
-    """x [1, K] bfloat16 @ weight^T of int4 words in groups of 128 or more."""
-    k, (rows, width), groups, device = x.shape[1], words.shape, scale.shape[1], x.get_device()
-    n = rows // 2 if gated else rows
+    """x [.., K] bfloat16, one row, @ weight^T of int4 words in groups of 128 or more."""
+    shape, (rows, width), groups, device = x.shape, words.shape, scale.shape[1], x.get_device()
+    k, n = shape[-1], rows // 2 if gated else rows
     key = (4, n, k, width, groups, group, gated, eps, are_still(), device)
     plan = planned(_plans, key, _nibbles_plan, n, k, width, groups, group, gated, eps, device)
-    out = empty((1, n), STORED.get(x.dtype, x.dtype), x.device)
+    out = empty((*shape[:-1], n), STORED.get(x.dtype, x.dtype), x.device)
     start(plan, (x, words, scale, bias, residual, gain, out))
     return out

@@ -83,7 +83,7 @@ def without_gradient(first: Any, *rest: torch.Tensor | None) -> bool:
     """Whether a function may skip what only a gradient, or somebody who listens, would need of its operator."""
     if torch.compiler.is_compiling() or torch._C._len_torch_function_stack() or not _unseen(first):
         return False
-    if not INTERPRETED and first.get_device() != torch.cuda.current_device():
+    if not INTERPRETED and first.get_device() != torch._C._cuda_getDevice():
         return False
     return not (torch.is_grad_enabled() and (first.requires_grad or any([x is not None and x.requires_grad for x in rest])))
 
@@ -113,7 +113,7 @@ def _on_its_device(launch: Implementation) -> Implementation:
         return launch
 
     def launched(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if first.get_device() == torch.cuda.current_device():
+        if first.get_device() == torch._C._cuda_getDevice():
             return launch(first, *args, **kwargs)
         with torch.cuda.device(first.device):
             return launch(first, *args, **kwargs)

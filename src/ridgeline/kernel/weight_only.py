@@ -32,7 +32,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 def _launch_int8(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: Optional) -> torch.Tensor:
     if (row := row_of_bytes(x, q)) is not None:
-        out = run_gemv(row, q, scale, bias, None, False, None, 0.0).view(*x.shape[:-1], q.shape[0])
+        out = run_gemv(row, q, scale, bias, None, False, None, 0.0, 1)
     else:
         out = (run_int8 if x.dtype in HALVES else _reference_int8)(x, q, scale, bias)
     return out if out.dtype is x.dtype else out.to(x.dtype)
@@ -40,28 +40,28 @@ def _launch_int8(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: Op
 
 def _launch_int4(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, group: int, bias: Optional, zero: Optional) -> torch.Tensor:
     if zero is None and (row := row_of_nibbles(x, packed, scale, group)) is not None:
-        out = run_nibbles(row, packed, scale, group, bias, None, False, None, 0.0).view(*x.shape[:-1], packed.shape[0])
+        out = run_nibbles(row, packed, scale, group, bias, None, False, None, 0.0)
     else:
         out = (run_int4 if x.dtype in HALVES else _reference_int4)(x, packed, scale, group, bias, zero)
     return out if out.dtype is x.dtype else out.to(x.dtype)
 
 
 def row_of_bytes(x: torch.Tensor, q: torch.Tensor) -> Optional:
-    """x as [1, K] if gemv_kernels.py's tensor cores do this product; else None."""
-    k = x.shape[-1]
+    """x without gaps if it is one row and gemv_kernels.py's tensor cores do this product; else None."""
+    k = q.shape[1]
     if x.dtype is not torch.bfloat16 or x.numel() != k or not q.is_contiguous():
         return None
-    row = x.contiguous().view(1, k)
+    row = x.contiguous()
     return row if takes(8, row, q, 1, k, None) else None
 
 
 def row_of_nibbles(x: torch.Tensor, packed: torch.Tensor, scale: torch.Tensor, group: int, gain: Optional = None,
                    gated: bool = False) -> Optional:  # fmt: skip
-    """x as [1, K] if gemv_kernels.py's int4 kernel does this product; else None."""
+    """x without gaps if it is one row and gemv_kernels.py's int4 kernel does this product; else None."""
     k = x.shape[-1]
     if x.dtype is not torch.bfloat16 or x.numel() != k or group < BLOCK or not (packed.is_contiguous() and scale.is_contiguous()):
         return None
-    row = x.contiguous().view(1, k)
+    row = x.contiguous()
     fits = takes(4, row, packed, 1, k, gain) and nibbles_config(packed.shape[0] // (2 if gated else 1), k, group, gated)["half"]
     return row if fits else None
 
@@ -173,7 +173,8 @@ def _check_group(group: int) -> None:
 
 def linear_int8(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: Optional = None) -> torch.Tensor:
     """x [.., K] @ (q * scale)^T + bias; gradients reach x and bias only."""
-    if q.dim() != 2 or x.shape[-1:] != q.shape[1:] or scale.shape != q.shape[:1] or q.dtype != torch.int8:
+    shape = q.shape
+    if len(shape) != 2 or x.shape[-1:] != shape[1:] or scale.shape != shape[:1] or q.dtype != torch.int8:
         raise _mismatch("linear_int8", x, q, scale, "x [.., K], q int8 [N, K] and scale [N]")
     out: torch.Tensor = _linear_int8(x, q, scale, bias)
     return out

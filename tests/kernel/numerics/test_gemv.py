@@ -78,8 +78,8 @@ def test_every_candidate(bits: int, way: int, device: str) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_sums_in_float16_lose_no_digits(bits: int, device: str) -> None:
-    """x of one sign, x with outliers, x too large and too small for float16; without the leeway that bfloat16 has when interpreted."""
+def test_x_in_whole_numbers_loses_no_digits(bits: int, device: str) -> None:
+    """x of one sign, x with outliers, very large and very small x; without the leeway that bfloat16 has when interpreted."""
     weight = torch.randn(64, 1024, device=device).bfloat16()
     noise = torch.randn(1, 1024, device=device)
     operator, held, wide = stored(bits, weight)
@@ -88,6 +88,28 @@ def test_sums_in_float16_lose_no_digits(bits: int, device: str) -> None:
         with forced(f"gemv_{bits}", {**CANDIDATES[bits][0], "bn": 64}):
             ours = operator(x, *held)
         assert passes(ours, F.linear(x, wide.bfloat16()), x.double() @ wide.t())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_largest_digits(bits: int, device: str) -> None:
+    """Sums as large as they get, weights and x at the ends of their ranges: exact, so no product of bytes overflows anywhere."""
+    n, k = 16, 16384 if device == "cuda" else 2048
+    weight = torch.ones(n, k, device=device).bfloat16()
+    weight[1::2] *= -1
+    operator, held, wide = stored(bits, weight)
+    for largest in (1.9921875, -1.9921875, 1.0):
+        x = torch.full((1, k), largest, device=device).bfloat16()
+        with forced(f"gemv_{bits}", CANDIDATES[bits][0]):
+            assert torch.equal(operator(x, *held).double(), (x.double() @ wide.t()).bfloat16().double())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+def test_not_finite_x_shows(bits: int, bad: float, device: str) -> None:
+    operator, held, _ = stored(bits, torch.randn(8, 512, device=device).bfloat16())
+    x = torch.randn(1, 512, device=device).bfloat16()
+    x[0, 77] = bad
+    assert not operator(x, *held).isfinite().any()
 
 
 def test_layouts_and_empty(device: str) -> None:
