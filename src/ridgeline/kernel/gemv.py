@@ -8,8 +8,8 @@
 
 At one row the weight's bytes are the time: 14336 x 4096 are 117 MB in bfloat16, 27.1 µs at 4.34 TB/s; 13.5 µs in int8, 7.0 in int4.
 One row (two of a half weight) and K <= 16384, a multiple of 4, in float16 or bfloat16 go to gemv_kernels.py: epilogue in float32,
-rounded once; where x is bfloat16, int8 and int4 are multiplied by x in whole numbers of 15 bits, exactly. Everything else goes to torch or weight_only.py, with the
-epilogue in steps of its own: any number of rows works. No gradients.
+rounded once; where x is bfloat16, int8 and int4 are multiplied by x in whole numbers of 15 bits, exactly. Everything else goes to
+torch or weight_only.py, with the epilogue in steps of its own: any number of rows works. No gradients.
 """
 
 from __future__ import annotations
