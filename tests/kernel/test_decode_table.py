@@ -1,15 +1,20 @@
-"""docs/kernels.md states the decoder layers of benchmarks/results/kernel-decode-h200.json, as configured."""
+"""docs/kernels.md states decoder layers and products of benchmarks/results/kernel-decode-h200.json, as configured."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from tests.support import ROOT
 
 
+def rows() -> list[dict[str, Any]]:
+    found = json.loads((ROOT / "benchmarks" / "results" / "kernel-decode-h200.json").read_text(encoding="utf-8"))
+    return list(found["rows"])
+
+
 def decode_table() -> str:
-    found = json.loads((ROOT / "benchmarks" / "results" / "kernel-decode-h200.json").read_text(encoding="utf-8"))["rows"]
-    layers = [row for row in found if row["op"] == "layer"]
+    layers = [row for row in rows() if row["op"] == "layer"]
     lines = [
         "| a layer of | weights, bits | every part apart, µs | five launches, µs | the limit, µs | % of it |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -24,6 +29,27 @@ def decode_table() -> str:
     return "\n".join(lines)
 
 
-def test_page_has_the_measured_layers() -> None:
+def product_table() -> str:
+    """One row of x by the weights of a layer of Llama 3 8B, overlapping: microseconds and share of the limit."""
+    lines = ["| outputs x K | int8, µs | % of the limit | int4, µs | % of the limit |", "| --- | --- | --- | --- | --- |"]
+    for n, k, gated in ((6144, 4096, False), (4096, 4096, False), (14336, 4096, True), (4096, 14336, False)):
+        cells = []
+        for bits in (8, 4):
+            found = next(
+                row for row in rows()
+                if row["op"] == f"gemv_{bits}" and row["shape"] == [1, n, k] and row["gated"] == gated and row["overlap"]
+            )  # fmt: skip
+            assert found["config"] is None and found["right"]
+            cells += [f"{found['us']:.1f}", f"{100 * found['of_limit']:.0f}"]
+        lines.append(f"| {n} x {k}{' of gate and up' if gated else ''} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def between(marker: str) -> str:
     page = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
-    assert page.split("<!-- kernel-decode -->")[1].split("<!-- end -->")[0].strip() == decode_table()
+    return page.split(f"<!-- {marker} -->")[1].split("<!-- end -->")[0].strip()
+
+
+def test_page_has_the_measured_layers_and_products() -> None:
+    assert between("kernel-decode") == decode_table()
+    assert between("kernel-products") == product_table()

@@ -6,8 +6,9 @@
 
 That the host was ahead is checked: the first event must not have happened when the loop ends; otherwise the GPU sleeps longer,
 then N shrinks. Ops of decoding (`Case.in_graph`) are timed in a CUDA graph of N calls instead, inside weights_are_still(), as they
-are used. Results are kept until their set comes round again, so that outputs too go to device memory. Functions are sampled in turn,
-there and back, so that drift of the clock and what ran before meet all alike. On the CPU both times are perf_counter's.
+are used. Results are kept until their set comes round again, so that outputs too go to device memory. Functions are sampled in turn, in
+orders in which each follows each other equally often: the GPU's clock drifts, and after a function that draws little power it is higher
+for the next. On the CPU both times are perf_counter's.
 Queued kernels must stay under the 1,024 the driver takes: no launch costs the host less than 4 µs, so 3.6 ms of host time are under 900.
 """
 
@@ -180,14 +181,23 @@ def timer(step: Step, sets: int, device: str, in_graph: bool = False) -> CudaTim
     return GraphTimer(step, sets) if in_graph else CudaTimer(step, sets)
 
 
+def balanced_orders(count: int) -> list[list[int]]:
+    """Orders of 0 to count - 1, each number equally often in each place and right after each other one. Ref: Williams 1949."""
+    first = [(place + 1) // 2 if place % 2 else -(place // 2) % count for place in range(count)]
+    orders = [[(one + shift) % count for one in first] for shift in range(count)]
+    return orders if count % 2 == 0 else [*orders, *(order[::-1] for order in orders)]
+
+
 def time_in_turn(steps: Mapping[str, Step], sets: int, device: str, repeats: int = 7, in_graph: bool = False) -> dict[str, Timed]:
     """Each function's times, sampled in turn; one that raises is out, with its error, and the others go on."""
     timers = {name: timer(step, sets, device, in_graph) for name, step in steps.items()}
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     found: dict[str, Timed] = {}
+    names, orders = list(timers), balanced_orders(len(timers))
     with garbage_collector_off():
         for round_ in range(repeats + 1):
-            for name, one in list(timers.items())[:: 1 if round_ % 2 == 0 else -1]:
+            for name in (names[place] for place in orders[round_ % len(orders)]):
+                one = timers[name]
                 if name in found:
                     continue
                 try:
