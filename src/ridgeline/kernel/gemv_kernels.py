@@ -249,11 +249,19 @@ def gemv_shape(bits: int, n: int, k: int, chosen: Config, sms: int, gated: bool)
     return bn, wide, warps, min(sms * max(1, chosen["threads"] // (32 * warps)), cdiv(n, bn // 2 if gated else bn))
 
 
+@lru_cache(maxsize=16)
+def _multiplies_bytes(device: int) -> bool:
+    """Whether the tensor cores have the product of bytes_mma and nibbles_mma: from Ampere on."""
+    return INTERPRETED or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def takes(bits: int, x: torch.Tensor, weight: torch.Tensor, m: int, k: int, gain: Optional) -> bool:
     """Whether these kernels do it: few rows of halves, whole rows of weights a program, addresses that wide loads can have."""
     if gain is not None and (m > 1 or x.dtype is not torch.bfloat16 or not gain.is_contiguous() or gain.data_ptr() % 4):
         return False  # x * gain of float16 may overflow
     if x.dtype not in (torch.float16, torch.bfloat16) or not 1 <= m <= MOST_ROWS[bits] or k % 4 or not 0 < k <= WIDEST:
+        return False
+    if bits < 16 and x.dtype is torch.bfloat16 and not _multiplies_bytes(x.get_device()):
         return False
     return x.data_ptr() % 8 == 0 and weight.data_ptr() % 4 == 0
 
