@@ -104,6 +104,19 @@ def test_the_largest_digits(bits: int, device: str) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
+def test_x_down_to_a_64th_of_the_largest_is_exact(bits: int, device: str) -> None:
+    """Whole numbers of 15 bits hold all 8 of a bfloat16 that much smaller. The large ones meet weights of 0: the sums are of small ones."""
+    weight = torch.randn(32, 512, device=device).bfloat16()
+    weight[:, ::32] = 0
+    operator, held, wide = stored(bits, weight)
+    x = torch.randn(1, 512, device=device).sign() * (1 + torch.randint(0, 128, (1, 512), device=device) / 128) / 64
+    x[:, ::32] = 1.9921875
+    x = x.bfloat16()
+    with forced(f"gemv_{bits}", CANDIDATES[bits][0]):
+        assert torch.equal(operator(x, *held).double(), (x.double() @ wide.t()).bfloat16().double())
+
+
+@pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
 def test_not_finite_x_shows(bits: int, bad: float, device: str) -> None:
     operator, held, _ = stored(bits, torch.randn(8, 512, device=device).bfloat16())
