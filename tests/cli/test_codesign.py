@@ -41,7 +41,8 @@ class Folder:
 
     def __call__(self, *args: str, search: bool = True) -> tuple[int, str, str]:
         space = ["--base", str(self.path / "base.toml"), "--space", str(self.path / "space.toml")]
-        command = ["codesign", f"{self.path / 'net.py'}:build", *space] if search else []
+        alone = [] if "--workers" in args else ["--workers", "1"]  # to start another process takes longer than these chips do
+        command = ["codesign", f"{self.path / 'net.py'}:build", *space, *alone] if search else []
         self._monkeypatch.setattr(sys, "argv", ["ridgeline", *command, *args])
         code = 0
         try:

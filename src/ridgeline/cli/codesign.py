@@ -36,7 +36,9 @@ def codesign(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the evolution; the same seed gives the same front.")] = 0,
     run: Annotated[Path | None, typer.Option("--run", help="Keep every evaluated chip here; the same folder continues.")] = None,
     resume: Annotated[Path | None, typer.Option("--resume", help="As --run, for a folder that must exist.")] = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, max=256, help="Processes that map chips.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, max=256, help="Processes that map chips (default: one a core, at most 8).")
+    ] = None,
     dtype: Dtype = None,
     phase: Phase = None,
     context: Context = None,
@@ -48,6 +50,7 @@ def codesign(
     """Find the chips that no other beats in time, energy and area, and the one to build."""
     from ..core.files import write_text
     from ..estimate.spatial.codesign import Limits
+    from ..measure.environment import usable_threads
     from ..report.codesign_html import render_codesign_html
     from ..report.codesign_table import render_codesign
 
@@ -56,7 +59,7 @@ def codesign(
     with progress(f"co-design for {', '.join(names)}") as report:
         problem, chosen = _problem(names, options, base, space, objective, report)
         found = _search(problem, chosen, names, options, run, resume, report, limits=Limits(area, power), goal=goal, method=method,
-                        budget=budget, seed=seed, workers=workers)  # fmt: skip
+                        budget=budget, seed=seed, workers=workers or min(8, budget, usable_threads()))  # fmt: skip
     data = found.to_json()
     if save_best:
         write_text(save_best, found.best_toml())
