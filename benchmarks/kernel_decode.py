@@ -2,7 +2,8 @@
 
 python benchmarks/kernel_decode.py            3 to 5 minutes on an H200; writes results/kernel-decode-<machine>.json
   --only gemv_16,gemv_8,gemv_4,attention,layer_16,layer_8,layer_4     some of it;  --quick: as configured only
-  --write    the fastest right configuration of every product, overlapping, becomes a line of src/ridgeline/kernel/tables/
+  --write    the fastest right configuration of every product, overlapping, becomes a line of src/ridgeline/kernel/tables/; with layer_*
+             those of a layer's products are tried one after another in the layer, where what runs before and after shares the GPU
 
 Weights rotate over three times the L2 cache. Each number is the time of a call inside a CUDA graph of many, medians of --repeats.
 `overlap`: kernels start before the one before them has ended (kernel/overlap.py), as decoding runs them. `of_limit`: time of the least
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,7 +31,7 @@ from ridgeline.kernel.paged_attention import paged_attention, paged_write
 from ridgeline.kernel.rms_norm import add_rms_norm
 from ridgeline.kernel.rope import rope
 from ridgeline.kernel.swiglu import swiglu_packed
-from ridgeline.kernel.tuning import TABLES, device_slug, forced, read, spaces
+from ridgeline.kernel.tuning import TABLES, device_slug, forced, placed, read, spaces
 from ridgeline.kernel.weight_only import linear_int4, linear_int8, quantize_int4, quantize_int8
 from ridgeline.measure.environment import machine_name
 
@@ -207,10 +208,13 @@ class Layer:
         return last
 
 
+MODELS = {"8b": (4096, 32, 8, 14336, 128), "1.1b": (2048, 32, 4, 5632, 64)}
+
+
 def layers(bits: int, best: float, repeats: int, quick: bool) -> list[dict[str, Any]]:
     """The least time of a layer is that of its weights' bytes."""
     rows = []
-    for name, sizes in (("8b", (4096, 32, 8, 14336, 128)), ("1.1b", (2048, 32, 4, 5632, 64))):
+    for name, sizes in MODELS.items():
         one = Layer(bits, *sizes)
         ways: list[tuple[str, bool, bool, Any]] = [("apart", False, False, None), ("fused", True, False, None)]
         ways += [("fused", True, True, chosen) for chosen in ([None] if quick else [None, *CANDIDATES[bits]])]
@@ -227,13 +231,43 @@ def layers(bits: int, best: float, repeats: int, quick: bool) -> list[dict[str, 
     return rows
 
 
+def tuned_layers(bits: int, best: float, repeats: int) -> list[dict[str, Any]]:
+    """Every configuration of one product after another in a layer; the fastest stays while the next product's are tried."""
+    rows = []
+    for name, (hidden, heads, shared, inner, width) in MODELS.items():
+        one = Layer(bits, hidden, heads, shared, inner, width)
+        call = lambda index, one=one: one.step(index, True)  # noqa: E731
+        products = (
+            ((heads + 2 * shared) * width, hidden, False),
+            (hidden, heads * width, False),
+            (inner, hidden, True),
+            (hidden, inner, False),
+        )
+        with ExitStack() as kept:
+            for n, k, gated in products:
+                bucket = (1, n, k, gated, *((128,) if bits == 4 else ()))
+                tried = []
+                for chosen in CANDIDATES[bits]:
+                    with placed(f"gemv_{bits}", bucket, chosen):
+                        shape = [bits, *MODELS[name]]
+                        tried.append(timed("layer", shape, f"{name} {n}x{k}", None, True, call, one.sets, one.moved, best, repeats))
+                    tried[-1] |= {"config": dict(chosen), "line": f"gemv_{bits}|{','.join(map(str, bucket))}"}
+                first = min((row for row in tried if "us" in row), key=lambda row: float(row["us"]))
+                kept.enter_context(placed(f"gemv_{bits}", bucket, first["config"]))
+                rows += tried
+    return rows
+
+
 def fastest(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Line of the table -> the fastest right row of a configuration, of one row of x."""
+    """Line of the table -> the fastest right row of a configuration, of one row of x; in a layer before by itself."""
     found: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        if row["op"].startswith("gemv_") and row["config"] and row.get("right") and "us" in row:
+    for row in sorted(rows, key=lambda row: row["op"] == "layer"):
+        name = row.get("line")
+        if row["op"].startswith("gemv_") and row["config"] and row.get("right"):
             name = f"{row['op']}|{','.join(map(str, row['shape']))},{row['gated']}{',128' if row['op'] == 'gemv_4' else ''}"
-            found[name] = min(row, found.get(name, row), key=lambda one: float(one["us"]))
+        if name and "us" in row:
+            before = found.get(name, row)
+            found[name] = row if before["op"] != row["op"] else min(row, before, key=lambda one: float(one["us"]))
     return found
 
 
@@ -252,6 +286,8 @@ def main() -> None:
     for part in options.only.split(","):
         if part == "attention":
             rows += attention(best, options.repeats, options.quick)
+        elif part.startswith("layer_") and options.write:
+            rows += tuned_layers(int(part.removeprefix("layer_")), best, options.repeats)
         elif part.startswith("layer_"):
             rows += layers(int(part.removeprefix("layer_")), best, options.repeats, options.quick)
         else:

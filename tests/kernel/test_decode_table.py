@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any
+
+import pytest
 
 from tests.support import ROOT
 
@@ -53,3 +56,16 @@ def between(marker: str) -> str:
 def test_page_has_the_measured_layers_and_products() -> None:
     assert between("kernel-decode") == decode_table()
     assert between("kernel-products") == product_table()
+
+
+def test_the_table_takes_what_is_fastest_in_a_layer_before_what_is_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    fastest = importlib.import_module("kernel_decode").fastest
+    alone = [{"op": "gemv_8", "shape": [1, 6, 4], "gated": False, "config": {"bn": bn}, "right": right, "us": us}
+             for bn, right, us in ((1, True, 3.0), (2, True, 2.0), (4, False, 1.0))]  # fmt: skip
+    layer = [
+        {"op": "layer", "shape": [8], "config": {"bn": bn}, "line": "gemv_8|1,6,4,False", "us": us} for bn, us in ((8, 50.0), (1, 40.0))
+    ]
+    whole = [{"op": "layer", "shape": [8], "config": None, "us": 9.0}, {"op": "layer", "shape": [8], "config": None, "failed": "no room"}]
+    assert {name: row["config"] for name, row in fastest([*alone, *whole]).items()} == {"gemv_8|1,6,4,False": {"bn": 2}}
+    assert {name: row["config"] for name, row in fastest([*layer, *alone]).items()} == {"gemv_8|1,6,4,False": {"bn": 1}}

@@ -9,7 +9,7 @@ import torch
 
 from ridgeline.kernel import jit
 from ridgeline.kernel.plan import Plan, planned, start
-from ridgeline.kernel.tuning import forced
+from ridgeline.kernel.tuning import config, forced, placed
 
 
 class Compiled:
@@ -164,3 +164,14 @@ def test_plans_are_kept_until_there_are_many() -> None:
     for number in range(1100):
         planned(plans, number, plan)
     assert len(plans) <= 1024
+
+
+def test_a_configuration_placed_for_a_bucket_holds_there_alone() -> None:
+    usual, other = {"bn": 1}, {"bn": 2}
+    assert config("op", (1, 2), usual) is usual
+    with placed("op", (1, 2), other):
+        assert config("op", (1, 2), usual) is other and config("op", (1, 3), usual) is usual
+    assert config("op", (1, 2), usual) is usual
+    with placed("op", (9,), other):
+        pass
+    assert config("op", (9,), usual) is usual

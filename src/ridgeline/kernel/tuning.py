@@ -68,6 +68,21 @@ def forced(op: str, chosen: Config) -> Iterator[None]:
         del _forced[op]
 
 
+@contextmanager
+def placed(op: str, bucket: tuple[Any, ...], chosen: Config) -> Iterator[None]:
+    """Launch `op` with this configuration inside, for this bucket only."""
+    key = (op, bucket)
+    before = _known.get(key)
+    _known[key] = chosen
+    try:
+        yield
+    finally:
+        if before is None:
+            del _known[key]
+        else:
+            _known[key] = before
+
+
 def tune(op: str, bucket: tuple[Any, ...], seconds: Callable[[], float]) -> tuple[Config, float]:
     """Time every candidate with `seconds`, which runs and times the operator once set; keep the fastest on disk."""
     timed: list[tuple[float, int, Config]] = []
