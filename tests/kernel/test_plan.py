@@ -97,7 +97,7 @@ def products() -> dict[str, Any]:
         "matmul by TMA": lambda: matmul(0),
         "matmul by pointers": lambda: matmul(8),
         "int8": lambda: weight_only_kernels.run_int8(halves(1, 256), *weight_only.quantize_int8(halves(64, 256)), None),
-        "gemv": lambda: gemv_kernels.run_gemv(halves(1, 256), halves(64, 256), None, None, None, False, None, 0.0),
+        "gemv": lambda: gemv_kernels.run_gemv(halves(1, 256), halves(64, 256), None, None, None, False, None, 0.0, 1),
         "int4": lambda: gemv_kernels.run_nibbles(
             halves(1, 256), *weight_only.quantize_int4(halves(64, 256)), 128, None, None, False, None, 0.0
         ),
