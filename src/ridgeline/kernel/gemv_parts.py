@@ -1,4 +1,4 @@
-"""What a gemv program does with the x and the weights of a thread: read, norm, narrow, multiply.
+"""What a gemv program does with the x and the weights of a thread: read, norm, cut into bytes, multiply.
 
     x ──read_x──> int32 words of two halves, beside each thread's 128 bits of weights ──gained (rms norm)──> x * gain
       ──beside_bytes, beside_nibbles──> two int8 an element, a power of two a quad of lanes      weights ──*_dot, *_mma──> [BN, BW / 4]
@@ -95,29 +95,14 @@ def picked(high, low, zero, second, factor):  # type: ignore[no-untyped-def]
 
 
 @jit
-def packed(low, high):  # type: ignore[no-untyped-def]
-    """Two float32 as the float16 halves of an int32."""
-    below = low.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
-    return below | (high.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32) << 16)
-
-
-@jit
-def packed_wide(low, high):  # type: ignore[no-untyped-def]
-    """Two float32 as the bfloat16 halves of an int32, to nearest even, by integers: the interpreter truncates."""
-    low = low.to(tl.int32, bitcast=True)
-    high = high.to(tl.int32, bitcast=True)
-    low = low + 0x7FFF + ((low >> 16) & 1)
-    high = high + 0x7FFF + ((high >> 16) & 1)
-    return ((low >> 16) & 0xFFFF) | ((high >> 16) << 16)
-
-
-@jit
-def joined(low, high, FP16: tl.constexpr, EMULATED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Two float32 as the halves of an int32, one instruction."""
+def joined(low, high, EMULATED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Two float32 as the bfloat16 halves of an int32, one instruction; emulated by integers, to nearest even: the interpreter truncates."""
     if EMULATED:
-        out = packed(low, high) if FP16 else packed_wide(low, high)
-    elif FP16:
-        out = tl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $1, $2;", "=r,r,r", [high, low], dtype=tl.int32, is_pure=True, pack=1)
+        low = low.to(tl.int32, bitcast=True)
+        high = high.to(tl.int32, bitcast=True)
+        low = low + 0x7FFF + ((low >> 16) & 1)
+        high = high + 0x7FFF + ((high >> 16) & 1)
+        out = ((low >> 16) & 0xFFFF) | ((high >> 16) << 16)
     else:
         out = tl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $1, $2;", "=r,r,r", [high, low], dtype=tl.int32, is_pure=True, pack=1)
     return out
@@ -170,7 +155,7 @@ def gained(x, gain, EMULATED: tl.constexpr):  # type: ignore[no-untyped-def]
         gain_low, gain_high = pair(gain[j], False)
         square = low * low + square
         square = high * high + square
-        out = out + (joined(low * gain_low, high * gain_high, False, EMULATED),)  # type: ignore[assignment]  # noqa: RUF005
+        out = out + (joined(low * gain_low, high * gain_high, EMULATED),)  # type: ignore[assignment]  # noqa: RUF005
     return out, square
 
 
