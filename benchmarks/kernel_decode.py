@@ -237,6 +237,7 @@ def tuned_layers(bits: int, best: float, repeats: int) -> list[dict[str, Any]]:
     for name, (hidden, heads, shared, inner, width) in MODELS.items():
         one = Layer(bits, hidden, heads, shared, inner, width)
         call = lambda index, one=one: one.step(index, True)  # noqa: E731
+        expected = one.step(0, False).float()  # every part apart
         products = (
             ((heads + 2 * shared) * width, hidden, False),
             (hidden, heads * width, False),
@@ -250,9 +251,11 @@ def tuned_layers(bits: int, best: float, repeats: int) -> list[dict[str, Any]]:
                 for chosen in CANDIDATES[bits]:
                     with placed(f"gemv_{bits}", bucket, chosen):
                         shape = [bits, *MODELS[name]]
-                        tried.append(timed("layer", shape, f"{name} {n}x{k}", None, True, call, one.sets, one.moved, best, repeats))
+                        tried.append(
+                            timed("layer", shape, f"{name} {n}x{k}", None, True, call, one.sets, one.moved, best, repeats, expected)
+                        )
                     tried[-1] |= {"config": dict(chosen), "line": f"gemv_{bits}|{','.join(map(str, bucket))}"}
-                first = min((row for row in tried if "us" in row), key=lambda row: float(row["us"]))
+                first = min((row for row in tried if row.get("right") and "us" in row), key=lambda row: float(row["us"]))
                 kept.enter_context(placed(f"gemv_{bits}", bucket, first["config"]))
                 rows += tried
     return rows
@@ -262,7 +265,7 @@ def fastest(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Line of the table -> the fastest right row of a configuration, of one row of x; in a layer before by itself."""
     found: dict[str, dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: row["op"] == "layer"):
-        name = row.get("line")
+        name = row.get("line") if row.get("right") else None
         if row["op"].startswith("gemv_") and row["config"] and row.get("right"):
             name = f"{row['op']}|{','.join(map(str, row['shape']))},{row['gated']}{',128' if row['op'] == 'gemv_4' else ''}"
         if name and "us" in row:

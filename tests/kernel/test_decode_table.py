@@ -48,6 +48,19 @@ def product_table() -> str:
     return "\n".join(lines)
 
 
+def alone_table() -> str:
+    """linear_int8 and linear_int4 of the anchors' shapes: each waits for the one before it, or overlaps."""
+    lines = ["| product | by itself, µs | % of the limit | overlapping, µs | % of the limit |", "| --- | --- | --- | --- | --- |"]
+    for bits in (8, 4):
+        for shape in ([1, 14336, 4096], [1, 4096, 14336]):
+            mine = [row for row in rows() if row["op"] == f"gemv_{bits}" and row["shape"] == shape and not row["gated"]]
+            alone = next(row for row in mine if row["way"] == f"linear_int{bits}" and not row["overlap"])
+            overlapping = next(row for row in mine if row["way"] == "gemv" and row["overlap"] and row["config"] is None)
+            cells = [cell for row in (alone, overlapping) for cell in (f"{row['us']:.1f}", f"{100 * row['of_limit']:.0f}")]
+            lines.append(f"| int{bits}_linear {'x'.join(map(str, shape))} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def between(marker: str) -> str:
     page = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
     return page.split(f"<!-- {marker} -->")[1].split("<!-- end -->")[0].strip()
@@ -56,6 +69,7 @@ def between(marker: str) -> str:
 def test_page_has_the_measured_layers_and_products() -> None:
     assert between("kernel-decode") == decode_table()
     assert between("kernel-products") == product_table()
+    assert between("kernel-by-itself") == alone_table()
 
 
 def test_the_table_takes_what_is_fastest_in_a_layer_before_what_is_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,9 +77,8 @@ def test_the_table_takes_what_is_fastest_in_a_layer_before_what_is_by_itself(mon
     fastest = importlib.import_module("kernel_decode").fastest
     alone = [{"op": "gemv_8", "shape": [1, 6, 4], "gated": False, "config": {"bn": bn}, "right": right, "us": us}
              for bn, right, us in ((1, True, 3.0), (2, True, 2.0), (4, False, 1.0))]  # fmt: skip
-    layer = [
-        {"op": "layer", "shape": [8], "config": {"bn": bn}, "line": "gemv_8|1,6,4,False", "us": us} for bn, us in ((8, 50.0), (1, 40.0))
-    ]
+    layer = [{"op": "layer", "shape": [8], "config": {"bn": bn}, "line": "gemv_8|1,6,4,False", "right": right, "us": us}
+             for bn, right, us in ((8, True, 50.0), (1, True, 40.0), (2, False, 30.0))]  # fmt: skip
     whole = [{"op": "layer", "shape": [8], "config": None, "us": 9.0}, {"op": "layer", "shape": [8], "config": None, "failed": "no room"}]
     assert {name: row["config"] for name, row in fastest([*alone, *whole]).items()} == {"gemv_8|1,6,4,False": {"bn": 2}}
     assert {name: row["config"] for name, row in fastest([*layer, *alone]).items()} == {"gemv_8|1,6,4,False": {"bn": 1}}

@@ -145,7 +145,7 @@ def _fill(row: BenchRow, wanted: Wanted, ceilings: Ceilings, settings: Settings)
     if settings.tune:
         row.tuned = tune_step(steps["ours"], len(subjects.sets), settings.device)
     if wanted.case.in_graph and settings.cuda:
-        row.notes.append("GPU times in a CUDA graph, inside weights_are_still()")
+        row.notes.append("GPU times in a CUDA graph")
     times = time_in_turn(steps, len(subjects.sets), settings.device, settings.repeats, wanted.case.in_graph)
     times |= {name: failed(error) for name, error in failures.items()}
     row.ours, row.eager, row.compile = times.pop("ours"), times.pop("eager"), times.pop("compile", None)

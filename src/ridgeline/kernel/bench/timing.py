@@ -5,10 +5,10 @@
       elapsed / N = GPU time a call        host loop / N = host time a call
 
 That the host was ahead is checked: the first event must not have happened when the loop ends; otherwise the GPU sleeps longer,
-then N shrinks. Ops of decoding (`Case.in_graph`) are timed in a CUDA graph of N calls instead, inside weights_are_still(), as they
-are used. Results are kept until their set comes round again, so that outputs too go to device memory. Functions are sampled in turn, in
-orders in which each follows each other equally often: the GPU's clock drifts, and after a function that draws little power it is higher
-for the next. On the CPU both times are perf_counter's.
+then N shrinks. Ops of decoding (`Case.in_graph`) are timed in a CUDA graph of N calls instead, as they are used. Results are kept
+until their set comes round again, so that outputs too go to device memory. Functions are sampled in turn, in orders in which each
+follows each other equally often: the GPU's clock drifts, and after a function that draws little power it is higher for the next.
+On the CPU both times are perf_counter's.
 Queued kernels must stay under the 1,024 the driver takes: no launch costs the host less than 4 µs, so 3.6 ms of host time are under 900.
 """
 
@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from ...core.timing import garbage_collector_off, summarise
-from ..overlap import weights_are_still
 
 QUEUE_S = 3.6e-3
 GPU_S = 25e-3
@@ -136,11 +135,9 @@ class GraphTimer(CudaTimer):
         self.captured = max(1, self.calls // self.sets) * self.sets
         cuda: Any = torch.cuda
         self.graph = cuda.CUDAGraph()
-        with weights_are_still():  # as decoding runs them: our next kernel may start, and read weights, before the one before has ended
-            self._call()
-            with cuda.graph(self.graph):
-                for _ in range(self.captured):
-                    self._call()
+        with cuda.graph(self.graph):
+            for _ in range(self.captured):
+                self._call()
 
     def sample(self) -> tuple[float, float]:
         _, host_s = super().sample()
