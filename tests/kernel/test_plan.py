@@ -148,6 +148,24 @@ def test_an_empty_grid_starts_nothing(launched: tuple[list[Any], list[Any]]) -> 
     assert not slow and not quick
 
 
+def test_what_follows_is_started_with_the_same_tensors_and_its_own_sizes(launched: tuple[list[Any], list[Any]]) -> None:
+    slow, quick = launched
+    after = Plan("", (), {}, {}, Kernel(), (1,), (9,), {"BLOCK": 8})
+    both, x, y = Plan("", (), {}, {}, Kernel(), (3, 2), (64,), {"BLOCK": 32}, after), torch.zeros(64), torch.zeros(64)
+    start(both, (x, y), (0.5,))
+    start(both, (y, x), (0.5,))
+    assert slow == [((3, 2), (x, y, 64, 0.5), {"BLOCK": 32}), ((1,), (x, y, 9, 0.5), {"BLOCK": 8})]
+    found = [(call[:4], call[9:]) for call in quick]
+    assert found == [
+        ((3, 2, 1, 7), (y.data_ptr(), x.data_ptr(), 64, 0.5, 32)),
+        ((1, 1, 1, 7), (y.data_ptr(), x.data_ptr(), 9, 0.5, 8)),
+    ]
+    start(both, (x.new_zeros(80)[1:65], y), (0.5,))  # unaligned: both through Triton again
+    start(Plan("", (), {}, {}, Kernel(), (0,), (0,), {"BLOCK": 32}, after), (x, y), (0.5,))  # nothing of the first, the second all the same
+    assert [grid for grid, _, _ in slow] == [(3, 2), (1,), (3, 2), (1,)]
+    assert [call[:3] for call in quick] == [(3, 2, 1), (1, 1, 1), (1, 1, 1)]
+
+
 def test_recorded_launches_are_seen_by_triton(launched: tuple[list[Any], list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     slow, _ = launched
     one, x = plan(), torch.zeros(64)

@@ -185,8 +185,8 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _total_kernel(target_ptr, loss_ptr, stats_ptr, N, ignore_index, AVERAGE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One program: the losses added in a fixed order, and the rows that count, kept as the last of `stats`."""
+def _total_kernel(x_ptr, target_ptr, loss_ptr, stats_ptr, N, ignore_index, AVERAGE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One program: the losses added in a fixed order, and the rows that count, kept as the last of `stats`; x is not read."""
     C: tl.constexpr = stats_ptr.dtype.element_ty
     total = tl.zeros([BLOCK], C)
     count = tl.zeros([BLOCK], tl.int32)
@@ -227,7 +227,9 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
 _plans: dict[Any, Plan] = {}
 
 
-def _plan(op: str, kernel: Any, x: torch.Tensor, sizes: tuple[int, ...], constants: dict[str, Any]) -> Plan:
+def _plan(
+    op: str, kernel: Any, x: torch.Tensor, sizes: tuple[int, ...], constants: dict[str, Any], then: Plan | None = None
+) -> Plan:  # fmt: skip
     """A program for each row of logits whose classes lie side by side."""
     (rows, vocabulary), bytes_each = x.shape, x.element_size()
     bucket = (bucketed(vocabulary), bytes_each)
@@ -236,7 +238,7 @@ def _plan(op: str, kernel: Any, x: torch.Tensor, sizes: tuple[int, ...], constan
     warps = chosen["WARPS"]
     shape = {"ALIGNED": x.stride(0) * bytes_each % 16 == 0, "VEC": 16 // bytes_each, "PER": chosen["PER"], "THREADS": 32 * warps,
              "STAGES": chosen["STAGES"], "num_warps": warps}  # fmt: skip
-    return Plan(op, bucket, default, chosen, kernel, (rows,), sizes, {**constants, **shape})
+    return Plan(op, bucket, default, chosen, kernel, (rows,), sizes, {**constants, **shape}, then)
 
 
 def default_config(op: str, bucket: int, bytes_each: int) -> Config:
@@ -269,25 +271,27 @@ def _forward(
     x = rows_of(logits)
     target = target.contiguous()
     rows, vocabulary = x.shape
-    loss, stats = (empty(shape, dtype, x.device) for shape, dtype in _results(x.dtype, rows, reduction, wide))
-    sizes, constants = (x.stride(0), rows, vocabulary, ignore_index), {"SMOOTHING": label_smoothing, "EACH": reduction == NONE}
-    key = (sizes, x.dtype, label_smoothing, reduction == NONE, x.get_device())
-    begin(planned(_plans, key, _plan, "cross_entropy", _forward_kernel, x, sizes, constants), (x, target, loss, stats))
-    if reduction == NONE:
-        return loss, stats
-    if rows <= FEW_ROWS:
-        named = (rows, ignore_index, reduction, x.get_device())
-        begin(planned(_plans, named, _total_plan, rows, ignore_index, reduction), (target, loss, stats))
-    else:
+    sizes = (x.stride(0), rows, vocabulary, ignore_index)
+    key = (sizes, x.dtype, label_smoothing, reduction, x.get_device())
+    plan = planned(_plans, key, _forward_plan, x, sizes, label_smoothing, reduction)
+    (loss_shape, loss_dtype), (stats_shape, stats_dtype) = _results(x.dtype, rows, reduction, wide)
+    loss, stats = empty(loss_shape, loss_dtype, x.device), empty(stats_shape, stats_dtype, x.device)
+    begin(plan, (x, target, loss, stats))
+    if reduction != NONE and rows > FEW_ROWS:
         counted, total = stats[3 * rows], stats[2 * rows : 3 * rows].sum()
         torch.sum(target != ignore_index, dim=0, dtype=stats.dtype, out=counted)
         loss.copy_(total / counted if reduction == MEAN else total)
     return loss, stats
 
 
-def _total_plan(rows: int, ignore_index: int, reduction: int) -> Plan:
-    constants = {"AVERAGE": reduction == MEAN, "BLOCK": min(4096, max(128, bucketed(rows))), "num_warps": 4 if rows <= 512 else 16}
-    return Plan("", (), {}, {}, _total_kernel, (1,), (rows, ignore_index), constants)
+def _forward_plan(x: torch.Tensor, sizes: tuple[int, ...], label_smoothing: float, reduction: int) -> Plan:
+    """The rows' losses and, up to FEW_ROWS of them, their sum or mean right after."""
+    rows, total = x.shape[0], None
+    if reduction != NONE and rows <= FEW_ROWS:
+        adding = {"AVERAGE": reduction == MEAN, "BLOCK": min(4096, max(128, bucketed(rows))), "num_warps": 4 if rows <= 512 else 16}
+        total = Plan("", (), {}, {}, _total_kernel, (1,), (rows, sizes[-1]), adding)
+    constants: dict[str, Any] = {"SMOOTHING": label_smoothing, "EACH": reduction == NONE}
+    return _plan("cross_entropy", _forward_kernel, x, sizes, constants, total)
 
 
 def _results(dtype: torch.dtype, rows: int, reduction: int, wide: bool) -> tuple[tuple[tuple[int, ...], torch.dtype], ...]:

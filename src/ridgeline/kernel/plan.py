@@ -2,7 +2,7 @@
 
     planned(plans, key, make, *args) ──> Plan(kernel, grid, sizes, constants)          made where `key` is new, or was tuned since
     start(plan, tensors, numbers)    ──> the kernel, with tensors, plan.sizes, numbers (floats) and plan.constants, in this order;
-                                         tensor descriptors, where there are any, come first
+                                         tensor descriptors, where there are any, come first; then plan.then, with the same
 
 `launch` looks at every argument to find what was compiled for it. Sizes and constants of a plan never change, so `start` looks at
 the tensors alone: their dtypes, and whether all are aligned to 16 bytes. What `launch` found is kept with the plan.
@@ -35,6 +35,8 @@ class Plan:
     grid: tuple[int, ...]
     sizes: tuple[Any, ...]
     constants: dict[str, Any]
+    then: Plan | None = None
+    """What is launched right after, with the same tensors and numbers: their pointers are asked for once."""
     ready: dict[Any, tuple[Any, Any, Any, tuple[Any, ...]]] = field(default_factory=dict)
     """Device and dtypes of the tensors → the compiled kernel: how to run it, its function, metadata and last arguments."""
 
@@ -50,34 +52,43 @@ def planned(plans: dict[Any, Plan], key: Any, make: Callable[..., Plan], *args: 
 
 
 def start(plan: Plan, tensors: Sequence[torch.Tensor | None], numbers: tuple[float, ...] = (), descriptors: tuple[Any, ...] = ()) -> None:
-    """Launch the plan's kernel on the current stream; dtypes and blocks of `descriptors` are part of what the plan is kept under."""
+    """Launch the plan's kernels on the current stream; dtypes and blocks of `descriptors` are part of what the plan is kept under."""
+    at: Plan | None = plan
     if jit.INTERPRETED or not jit.HAVE_TRITON or jit._recorder is not None or 0 in plan.grid:
-        jit.launch(plan.kernel, plan.grid, *descriptors, *tensors, *plan.sizes, *numbers, **plan.constants)
+        _slowly(at, (*descriptors, *tensors), numbers)
         return
     device = torch._C._cuda_getDevice()
-    key: list[Any] = [device]
+    dtypes: list[Any] = [device]
     pointers: list[int | None] = []
     together = 0
     for tensor in tensors:
         if tensor is None:
-            key.append(None)
+            dtypes.append(None)
             pointers.append(None)
         else:
             pointer = tensor.data_ptr()
             together |= pointer
-            key.append(tensor.dtype)
+            dtypes.append(tensor.dtype)
             pointers.append(pointer)
     if together & 15:
-        jit.launch(plan.kernel, plan.grid, *descriptors, *tensors, *plan.sizes, *numbers, **plan.constants)
+        _slowly(at, (*descriptors, *tensors), numbers)
         return
-    ready = plan.ready.get(tuple(key))
-    if ready is None:
-        _first(plan, tuple(key), (*descriptors, *tensors, *plan.sizes, *numbers))
-        return
-    run, function, metadata, tail = ready
-    height, depth = (*plan.grid, 1, 1)[1:3]
-    stream = torch._C._cuda_getCurrentRawStream(device)
-    run(plan.grid[0], height, depth, stream, function, metadata, None, None, None, *descriptors, *pointers, *plan.sizes, *numbers, *tail)
+    key, stream = tuple(dtypes), torch._C._cuda_getCurrentRawStream(device)
+    while at is not None:
+        ready = at.ready.get(key)
+        if ready is None:
+            _first(at, key, (*descriptors, *tensors, *at.sizes, *numbers))
+        else:
+            run, function, metadata, tail = ready
+            args = (*descriptors, *pointers, *at.sizes, *numbers, *tail)
+            run(*(*at.grid, 1, 1)[:3], stream, function, metadata, None, None, None, *args)
+        at = at.then
+
+
+def _slowly(plan: Plan | None, operands: tuple[Any, ...], numbers: tuple[float, ...]) -> None:
+    while plan is not None:
+        jit.launch(plan.kernel, plan.grid, *operands, *plan.sizes, *numbers, **plan.constants)
+        plan = plan.then
 
 
 def _first(plan: Plan, key: tuple[Any, ...], args: tuple[Any, ...]) -> None:
