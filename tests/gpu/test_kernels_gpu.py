@@ -139,3 +139,51 @@ def test_launches_on_the_stream_and_device_of_the_caller() -> None:
         ours = softmax(y, -1)
     torch.cuda.current_stream().wait_stream(stream)
     torch.testing.assert_close(ours, torch.softmax(x * 2, -1))
+
+
+def test_kernels_started_promptly_wait_for_each_other() -> None:
+    """Each needs the one before, small ones after large ones: a read before its end would show. Waiting after each: the same bits."""
+    from ridgeline.kernel.activation import gelu
+    from ridgeline.kernel.layer_norm import layer_norm
+    from ridgeline.kernel.matmul import matmul
+    from ridgeline.kernel.pointwise import add
+    from ridgeline.kernel.reduce import sum as our_sum
+    from ridgeline.kernel.rms_norm import rms_norm
+    from ridgeline.kernel.rope import rope
+    from ridgeline.kernel.softmax import softmax
+    from ridgeline.kernel.swiglu import swiglu
+
+    start = torch.randn(2048, 2048, device="cuda").bfloat16()
+    square = (torch.randn(2048, 2048, device="cuda") / 45).bfloat16()
+    ones, table = torch.ones(2048, device="cuda").bfloat16(), torch.rand(16, 128, device="cuda").bfloat16()
+    steps: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+        lambda x: softmax(x, -1),
+        lambda x: add(x, x),
+        lambda x: rms_norm(x, ones, 1e-6),
+        lambda x: rope(x.view(-1, 16, 16, 128), x.view(-1, 16, 16, 128), table, table)[0].view(-1, 2048),
+        gelu,
+        lambda x: matmul(x, square),
+        lambda x: layer_norm(x, (2048,), ones, ones, 1e-5),
+        lambda x: swiglu(x, our_sum(x, -1, keepdim=True).expand_as(x).contiguous()),
+    )
+
+    def chain(rows: int, wait: bool = False) -> torch.Tensor:
+        x = start[:rows]
+        for step in steps * 4:
+            x = step(x)
+            if wait:
+                torch.cuda.synchronize()
+        return x
+
+    for rows in (16, 2048):
+        expected = chain(rows, wait=True)
+        assert bool(expected.isfinite().all()) and float(expected.float().std()) > 0
+        for _ in range(30):
+            assert torch.equal(chain(rows), expected)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = chain(rows)
+        for _ in range(30):
+            out.zero_()
+            graph.replay()
+            assert torch.equal(out, expected)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +35,7 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(jit, "_ready", {})
+    monkeypatch.setattr(jit, "_prompt", {})
     monkeypatch.setattr(jit, "HAVE_TRITON", True)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77 + device, raising=False)
@@ -73,6 +76,38 @@ def test_another_kind_is_compiled_anew(kernel: Kernel, args: tuple[Any, ...], co
     assert ways(kernel) == ["long", "long"]
     jit.launch(kernel, (1,), *args, **constants)
     assert ways(kernel)[2] == "short"
+
+
+@pytest.mark.parametrize("given, generation, prompt", [({}, 9, True), ({}, 10, True), ({}, 8, False), ({"PROMPT": False}, 9, False)])
+def test_a_kernel_that_knows_how_is_started_promptly(kernel: Kernel, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any],
+                                                     generation: int, prompt: bool) -> None:  # fmt: skip
+    kernel.params.append(SimpleNamespace(name="PROMPT", is_constexpr=True, default=False))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (generation, 0))
+    for _ in range(2):
+        jit.launch(kernel, (1,), torch.zeros(64), 33, 0.5, BLOCK=128, **given)
+    assert ways(kernel) == ["long", "short"]
+    assert kernel.seen[0][3] == {"BLOCK": 128, **given, **({"PROMPT": True, "launch_pdl": True} if prompt else {})}
+    assert kernel.seen[1][-1] is prompt
+
+
+def test_one_that_does_not_is_not(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    jit.launch(kernel, (1,), torch.zeros(64), 33, 0.5, BLOCK=128)
+    assert kernel.seen[0][3] == {"BLOCK": 128}
+
+
+def test_every_prompt_kernel_waits_before_anything_else() -> None:
+    """Its first statement is promptly(PROMPT); those that may read before the wait begin there, and wait later."""
+    found = {}
+    for path in Path(jit.__file__).parent.glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and "PROMPT" in [one.arg for one in node.args.args] and path.stem != "overlap":
+                body = node.body[1:] if ast.get_docstring(node) else node.body
+                found[node.name] = ast.unparse(body[0]), ast.unparse(node).count("wait(PROMPT)")
+    assert len(found) > 30
+    late = {name for name, (first, _) in found.items() if first != "promptly(PROMPT)"}
+    assert late == {"gemv_kernel", "gemv_nibbles_kernel", "decode_attention_kernel", "decode_attention_head_kernel"}
+    assert all(found[name][0] == "begin(PROMPT)" and found[name][1] >= 1 for name in late)
 
 
 def test_constants_given_by_position_count(kernel: Kernel) -> None:

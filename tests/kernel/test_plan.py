@@ -34,8 +34,10 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], list[Any]]:
     monkeypatch.setattr(jit, "INTERPRETED", False)
     monkeypatch.setattr(jit, "HAVE_TRITON", True)
     monkeypatch.setattr(jit, "_ready", {})
+    monkeypatch.setattr(jit, "_prompt", {})
     monkeypatch.setattr(jit, "_launch_by_triton", by_triton)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
     return slow, quick
 

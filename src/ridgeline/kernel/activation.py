@@ -22,6 +22,7 @@ from torch.nn import functional
 from .case import Anchor, Case, Inputs, benchmark
 from .jit import jit, tl
 from .library import operator
+from .overlap import promptly
 from .plan import Plan, planned, start
 from .pointwise import COMPUTE_TYPES, LINES, castable, fits, flat_plan, nothing
 from .replace import replaces, worth
@@ -97,7 +98,8 @@ def _pulled(grad, x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
 
 @jit
 def activation_kernel(x_ptr, out_ptr, n, KIND: tl.constexpr, COMPUTE: tl.constexpr, LONG: tl.constexpr,  # type: ignore[no-untyped-def]
-                      BLOCK: tl.constexpr):  # fmt: skip
+                      BLOCK: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    promptly(PROMPT)
     start = tl.program_id(0)
     if LONG:
         start = start.to(tl.int64)
@@ -109,7 +111,8 @@ def activation_kernel(x_ptr, out_ptr, n, KIND: tl.constexpr, COMPUTE: tl.constex
 
 @jit
 def activation_backward_kernel(grad_ptr, x_ptr, out_ptr, n, KIND: tl.constexpr, LONG: tl.constexpr,  # type: ignore[no-untyped-def]
-                               BLOCK: tl.constexpr):  # fmt: skip
+                               BLOCK: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    promptly(PROMPT)
     start = tl.program_id(0)
     if LONG:
         start = start.to(tl.int64)

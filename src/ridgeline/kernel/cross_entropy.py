@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from .case import Anchor, Case, Inputs, benchmark
 from .jit import empty, jit, tl
 from .library import operator
+from .overlap import promptly
 from .plan import Plan, planned
 from .plan import start as begin
 from .replace import replaces, worth
@@ -164,8 +165,9 @@ def row_gradient(  # type: ignore[no-untyped-def]
 @jit
 def _forward_kernel(  # type: ignore[no-untyped-def]
     x_ptr, target_ptr, loss_ptr, stats_ptr, stride, N, V, ignore_index, SMOOTHING: tl.constexpr, EACH: tl.constexpr,
-    ALIGNED: tl.constexpr, VEC: tl.constexpr, PER: tl.constexpr, THREADS: tl.constexpr, STAGES: tl.constexpr,
+    ALIGNED: tl.constexpr, VEC: tl.constexpr, PER: tl.constexpr, THREADS: tl.constexpr, STAGES: tl.constexpr, PROMPT: tl.constexpr = False,
 ):  # fmt: skip
+    promptly(PROMPT)
     row = tl.program_id(0).to(tl.int64)
     C: tl.constexpr = stats_ptr.dtype.element_ty
     begin = row * stride
@@ -185,8 +187,10 @@ def _forward_kernel(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _total_kernel(x_ptr, target_ptr, loss_ptr, stats_ptr, N, ignore_index, AVERAGE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _total_kernel(x_ptr, target_ptr, loss_ptr, stats_ptr, N, ignore_index, AVERAGE: tl.constexpr, BLOCK: tl.constexpr,  # type: ignore[no-untyped-def]
+                  PROMPT: tl.constexpr = False):  # fmt: skip
     """One program: the losses added in a fixed order, and the rows that count, kept as the last of `stats`; x is not read."""
+    promptly(PROMPT)
     C: tl.constexpr = stats_ptr.dtype.element_ty
     total = tl.zeros([BLOCK], C)
     count = tl.zeros([BLOCK], tl.int32)
@@ -206,8 +210,9 @@ def _total_kernel(x_ptr, target_ptr, loss_ptr, stats_ptr, N, ignore_index, AVERA
 def _backward_kernel(  # type: ignore[no-untyped-def]
     grad_ptr, x_ptr, target_ptr, stats_ptr, out_ptr, grad_stride, stride, N, V, ignore_index, SMOOTHING: tl.constexpr,
     AVERAGE: tl.constexpr, SAME: tl.constexpr, ALIGNED: tl.constexpr, VEC: tl.constexpr, PER: tl.constexpr, THREADS: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, PROMPT: tl.constexpr = False,
 ):  # fmt: skip
+    promptly(PROMPT)
     row = (N - 1 - tl.program_id(0)).to(tl.int64)
     C: tl.constexpr = stats_ptr.dtype.element_ty
     target = tl.load(target_ptr + row).to(tl.int64)
@@ -227,9 +232,7 @@ def _backward_kernel(  # type: ignore[no-untyped-def]
 _plans: dict[Any, Plan] = {}
 
 
-def _plan(
-    op: str, kernel: Any, x: torch.Tensor, sizes: tuple[int, ...], constants: dict[str, Any], then: Plan | None = None
-) -> Plan:  # fmt: skip
+def _plan(op: str, kernel: Any, x: torch.Tensor, sizes: tuple[int, ...], constants: dict[str, Any], then: Plan | None = None) -> Plan:
     """A program for each row of logits whose classes lie side by side."""
     (rows, vocabulary), bytes_each = x.shape, x.element_size()
     bucket = (bucketed(vocabulary), bytes_each)

@@ -24,7 +24,7 @@ from .attention_kernels import narrowed
 from .jit import INTERPRETED, jit, launch, next_power_of_2, tl
 from .library import operator
 from .matmul_kernels import processors
-from .overlap import begin, early, wait
+from .overlap import are_still, begin, promptness, wait
 from .paged_attention import configured, paged_attention_reference, paged_write_reference
 
 Optional = Tensor | None
@@ -150,10 +150,10 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
     qkv_ptr, cos_ptr, sin_ptr, slots_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, lengths_ptr, ticket_ptr, part_ptr,
     lse_ptr, out_ptr, qkv_b, k_p, k_s, k_h, v_p, v_s, v_h, table_b, shared, group, splits, capacity, window, slots, scale,
     PAGE: tl.constexpr, WINDOWED: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr,
-    MEMBERS: tl.constexpr, STEP: tl.constexpr, PEEL: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
+    MEMBERS: tl.constexpr, STEP: tl.constexpr, PEEL: tl.constexpr, UPCAST: tl.constexpr, PROMPT: tl.constexpr = False,
 ):  # fmt: skip
     """One share of one sequence for one key head. `scale` includes log2(e). PEEL: the first tile is read before the wait."""
-    begin(EARLY)
+    begin(PROMPT)
     HALF: tl.constexpr = D // 2
     SCALED: tl.constexpr = k_scale_ptr is not None
     DTYPE: tl.constexpr = qkv_ptr.dtype.element_ty
@@ -184,7 +184,7 @@ def decode_attention_kernel(  # type: ignore[no-untyped-def]
         slot = tl.load(slots_ptr + batch).to(tl.int64)
         cos_ptr += batch * D
         sin_ptr += batch * D
-        wait(EARLY)
+        wait(PROMPT)
         q = _turned(qkv_ptr + (head * group + members)[:, None] * D, cos_ptr, sin_ptr, columns[None, :], kept, HALF, DTYPE, UPCAST)
         key = _turned(qkv_ptr + (shared * group + head) * D, cos_ptr, sin_ptr, columns, columns < D, HALF, DTYPE, UPCAST)
         value = tl.load(qkv_ptr + (shared * group + shared + head) * D + columns, mask=columns < D, other=0.0)
@@ -242,10 +242,10 @@ def _seen_alone(q, k, v, k_scale, v_scale, valid, out, total, top, scale, SCALED
 def decode_attention_head_kernel(  # type: ignore[no-untyped-def]
     qkv_ptr, cos_ptr, sin_ptr, slots_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, lengths_ptr, out_ptr, qkv_b, k_p, k_s, k_h,
     v_p, v_s, v_h, table_b, shared, group, capacity, window, slots, scale, PAGE: tl.constexpr, WINDOWED: tl.constexpr, D: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, UPCAST: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, UPCAST: tl.constexpr, PROMPT: tl.constexpr = False,
 ):  # fmt: skip
     """All tokens of one sequence for one head of queries. Few tokens are read faster once more than shares of them are combined."""
-    begin(EARLY)
+    begin(PROMPT)
     HALF: tl.constexpr = D // 2
     SCALED: tl.constexpr = k_scale_ptr is not None
     DTYPE: tl.constexpr = qkv_ptr.dtype.element_ty
@@ -268,7 +268,7 @@ def decode_attention_head_kernel(  # type: ignore[no-untyped-def]
     sin_ptr += batch * D
     k, v, k_scale, v_scale, valid = _tile(k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, start, first, stop, k_p, k_s, v_p, v_s, shared,
                                           head, columns, PAGE, D, BLOCK_N)  # fmt: skip
-    wait(EARLY)
+    wait(PROMPT)
     query = _turned(qkv_ptr + own * D, cos_ptr, sin_ptr, columns, columns < D, HALF, DTYPE, UPCAST).to(tl.float32)
     key = _turned(qkv_ptr + (shared * group + head) * D, cos_ptr, sin_ptr, columns, columns < D, HALF, DTYPE, UPCAST)
     value = tl.load(qkv_ptr + (shared * group + shared + head) * D + columns, mask=columns < D, other=0.0)
@@ -321,7 +321,7 @@ def _launch(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, key_cache: Ten
             decode_attention_head_kernel, (batch * heads,), *operands, out, *strides, capacity, reach, pages * page,
             scale * 1.4426950408889634, PAGE=page, WINDOWED=window > 0, D=D, BLOCK_D=padded,
             BLOCK_N=16 if INTERPRETED else min(256, TILE_BYTES // (padded * qkv.element_size())), UPCAST=INTERPRETED,
-            num_warps=4 if padded <= 64 else 8, num_stages=1, **early(qkv.get_device()),
+            num_warps=4 if padded <= 64 else 8, num_stages=1, **promptness(are_still()),
         )  # fmt: skip
         return out
     found, splits = configured(qkv, page, group, batch * shared, reach, key_scale is not None)
@@ -338,7 +338,7 @@ def _launch(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, key_cache: Ten
         PAGE=page, WINDOWED=window > 0, D=D, BLOCK_D=padded, BLOCK_G=max(16, members), BLOCK_N=found["block_n"], MEMBERS=members,
         STEP=max(1, min(16, 4096 // (members * padded))), PEEL=few, UPCAST=INTERPRETED,
         num_warps=found["warps"], num_stages=found["stages"],
-        **early(qkv.get_device()),
+        **promptness(are_still()),
     )  # fmt: skip
     return out
 

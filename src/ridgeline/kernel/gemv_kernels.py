@@ -31,7 +31,7 @@ from .gemv_parts import (
 )
 from .jit import INTERPRETED, cdiv, empty, jit, tl
 from .matmul_kernels import STORED, processors
-from .overlap import are_still, begin, early, wait
+from .overlap import are_still, begin, promptness, wait
 from .plan import Plan, planned, start
 from .tuning import Config, bucketed, config, space
 from .weight_only_kernels import WIDEST, keep
@@ -118,9 +118,11 @@ def finish(total, row, tile, n, held, out_ptr, GATED: tl.constexpr):  # type: ig
 def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_ptr, n, k, words, eps,  # type: ignore[no-untyped-def]
                 M: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, BITS: tl.constexpr, GATED: tl.constexpr, FP16: tl.constexpr,
                 HALF: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, CACHED: tl.constexpr, AHEAD: tl.constexpr,
-                EARLY: tl.constexpr, EMULATED: tl.constexpr):  # fmt: skip
+                EARLY: tl.constexpr, EMULATED: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
     """out [M, n] of weights of 16 or 8 bits, read as int32 [n or 2n, words]; gain: of rms_norm(x), one row."""
-    begin(EARLY)
+    begin(PROMPT)
+    if not EARLY:
+        wait(PROMPT)
     start = tl.program_id(0)
     tiles = tl.cdiv(n, BN // 2 if GATED else BN)
     quads = tl.arange(0, BW // 4)
@@ -129,7 +131,8 @@ def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_p
     following = words_of(w_ptr, start, n, words, BN, BW, GATED, EVEN, CACHED)
     if gain_ptr is not None:
         gain = read_x(gain_ptr, 0, k, quads, BITS, WHOLE)
-    wait(EARLY)
+    if EARLY:
+        wait(PROMPT)
     following_held = beside(0, start, n, scale_ptr, bias_ptr, residual_ptr, BN, GATED)
     factor = 1.0
     if M == 1:
@@ -167,9 +170,11 @@ def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_p
 def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_ptr, n, k, words, groups, eps,  # type: ignore[no-untyped-def]
                         GROUP: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, GATED: tl.constexpr,
                         EVEN: tl.constexpr, CACHED: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
-                        EMULATED: tl.constexpr):  # fmt: skip
+                        EMULATED: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
     """out [n] of int4 weights, words of 8 as weight_only.py packs them; groups of 128 and more, zero points of 8."""
-    begin(EARLY)
+    begin(PROMPT)
+    if not EARLY:
+        wait(PROMPT)
     start = tl.program_id(0)
     tiles = tl.cdiv(n, BN // 2 if GATED else BN)
     quads = tl.arange(0, BW // 4)
@@ -179,7 +184,8 @@ def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_pt
     following_scale = scales_of(scale_ptr, start, n, groups, GROUP, BN, BW, GATED)
     if gain_ptr is not None:
         gain = read_x(gain_ptr, 0, k, quads, 4, True)
-    wait(EARLY)
+    if EARLY:
+        wait(PROMPT)
     following_held = beside(0, start, n, None, bias_ptr, residual_ptr, BN, GATED)
     if EARLY:
         x = read_x(x_ptr, 0, k, quads, 4, True)
@@ -278,6 +284,12 @@ def run_gemv(x: torch.Tensor, weight: torch.Tensor, scale: Optional, bias: Optio
     return out
 
 
+def _starts(chosen: Config) -> dict[str, bool]:
+    """Where weights are still, a product is started before the one before it has ended only if that was measured to pay."""
+    early = are_still() and bool(chosen["early"])
+    return {"EARLY": early, **promptness(early or not are_still())}
+
+
 def _plan(bits: int, m: int, n: int, k: int, gated: bool, dtype: torch.dtype, eps: float, device: int) -> Plan:
     bucket, default = (m, n, k, gated), default_config(bits, m, n, k)
     chosen = config(f"gemv_{bits}", bucket, default)
@@ -287,7 +299,7 @@ def _plan(bits: int, m: int, n: int, k: int, gated: bool, dtype: torch.dtype, ep
         "M": m, "BN": bn, "BW": wide, "BITS": bits, "GATED": gated, "FP16": dtype is torch.float16,
         "HALF": bits == 8 and dtype is torch.bfloat16 and bool(chosen["half"]), "EVEN": words == wide, "WHOLE": k % 16 == 0,
         "CACHED": bool(chosen["cached"]), "AHEAD": bool(chosen["ahead"]), "EMULATED": INTERPRETED, "num_warps": warps,
-        **early(device, bool(chosen["early"])),
+        **_starts(chosen),
     }  # fmt: skip
     return Plan(f"gemv_{bits}", bucket, default, chosen, gemv_kernel, (programs,), (n, k, words, eps), constants)
 
@@ -303,7 +315,7 @@ def _nibbles_plan(n: int, k: int, words: int, groups: int, group: int, gated: bo
     constants = {
         "GROUP": group, "BN": bn, "BW": wide, "GATED": gated, "EVEN": words == wide,
         "CACHED": bool(chosen["cached"]), "AHEAD": bool(chosen["ahead"]), "EMULATED": INTERPRETED, "num_warps": warps,
-        **early(device, bool(chosen["early"])),
+        **_starts(chosen),
     }  # fmt: skip
     sizes = (n, k, words, groups, eps)
     return Plan("gemv_4", bucket, default, chosen, gemv_nibbles_kernel, (programs,), sizes, constants)

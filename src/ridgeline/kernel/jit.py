@@ -4,7 +4,7 @@
 
 Kernel files import `jit`, `tl` and `launch` from here, so that they load, and register their operators with plain-torch references,
 on machines without Triton. Kernels keep to what the interpreter gets right: arithmetic in float32 (it is wrong for bfloat16), no
-@triton.autotune, no libdevice, no inline assembly.
+@triton.autotune, no libdevice, no inline assembly. A kernel with a PROMPT parameter is started promptly (overlap.py) where the GPU can.
 """
 
 from __future__ import annotations
@@ -67,7 +67,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
     """
     if 0 in grid:
         return
-    if INTERPRETED or not HAVE_TRITON or _recorder is not None:
+    if INTERPRETED or not HAVE_TRITON:
+        _launch_by_triton(kernel, grid, args, constants)
+        return
+    constants = with_prompt(kernel, constants)
+    if _recorder is not None:
         _launch_by_triton(kernel, grid, args, constants)
         return
     kind = _kind(kernel, args, constants)
@@ -88,6 +92,17 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
     run(grid[0], height, depth, stream, function, metadata, None, None, None, *values, *tail)
 
 
+def with_prompt(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
+    """Constants, with those of a prompt start where the kernel knows how, the GPU can (from Hopper on) and PROMPT=False is not given."""
+    device = torch._C._cuda_getDevice()
+    able = _prompt.get((id(kernel), device))
+    if able is None:
+        knows = any(parameter.name == "PROMPT" for parameter in getattr(kernel, "params", ()))
+        able = _prompt[id(kernel), device] = knows and torch.cuda.get_device_capability(device)[0] >= 9
+    return {**constants, "PROMPT": True, "launch_pdl": True} if able and constants.get("PROMPT", True) else constants
+
+
+_prompt: dict[tuple[int, int], bool] = {}
 _ready: dict[tuple[Any, ...], tuple[Any, Any, Any, tuple[Any, ...]]] = {}
 _constexpr: dict[int, tuple[bool, ...]] = {}
 

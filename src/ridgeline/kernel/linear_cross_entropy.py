@@ -28,6 +28,7 @@ from .case import Anchor, Case, Inputs, benchmark
 from .cross_entropy import row_gradient, row_loss, row_statistics
 from .jit import cdiv, jit, launch, tl
 from .library import operator
+from .overlap import promptly
 from .tuning import Config, bucketed, config, space
 
 BUFFER_BYTES = 1 << 29
@@ -39,9 +40,10 @@ MOST_LIFT = 1 << 13
 @jit
 def _fused_kernel(  # type: ignore[no-untyped-def]
     x_ptr, target_ptr, loss_ptr, count_ptr, V, ignore_index, lift, SMOOTHING: tl.constexpr, GRADIENT: tl.constexpr, AVERAGE: tl.constexpr,
-    ALIGNED: tl.constexpr, VEC: tl.constexpr, PER: tl.constexpr, THREADS: tl.constexpr, STAGES: tl.constexpr,
+    ALIGNED: tl.constexpr, VEC: tl.constexpr, PER: tl.constexpr, THREADS: tl.constexpr, STAGES: tl.constexpr, PROMPT: tl.constexpr = False,
 ):  # fmt: skip
     """Loss of a row of logits, which its gradient then overwrites; the second read finds the row in the cache if few are in flight."""
+    promptly(PROMPT)
     row = tl.program_id(0).to(tl.int64)
     C: tl.constexpr = loss_ptr.dtype.element_ty
     begin = row * V
@@ -68,7 +70,8 @@ def _fused_kernel(  # type: ignore[no-untyped-def]
 
 
 @jit
-def _scale_kernel(x_ptr, by_ptr, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _scale_kernel(x_ptr, by_ptr, size, BLOCK: tl.constexpr, PROMPT: tl.constexpr = False):  # type: ignore[no-untyped-def]
+    promptly(PROMPT)
     C: tl.constexpr = tl.float64 if x_ptr.dtype.element_ty == tl.float64 else tl.float32
     by = tl.load(by_ptr).to(C)
     if by != 1.0:

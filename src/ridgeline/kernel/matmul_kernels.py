@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from .jit import HAVE_TRITON, INTERPRETED, cdiv, empty, jit, launch, tl
+from .overlap import promptly
 from .plan import Plan, planned, start
 from .tuning import Config, bucketed, config, space
 
@@ -108,8 +109,10 @@ def rounded(x):  # type: ignore[no-untyped-def]
 def persistent_kernel(a_desc, b_desc, c_desc, bias_ptr, residual_ptr, pre_ptr, m, n, k, residual_m, residual_n,  # type: ignore[no-untyped-def]
                       BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, PROGRAMS: tl.constexpr,
                       A_ROWS: tl.constexpr, B_ROWS: tl.constexpr, ACT: tl.constexpr, ACC: tl.constexpr,
-                      HALVES: tl.constexpr, FLATTEN: tl.constexpr, SPECIALIZE: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+                      HALVES: tl.constexpr, FLATTEN: tl.constexpr, SPECIALIZE: tl.constexpr, UPCAST: tl.constexpr,
+                      PROMPT: tl.constexpr = False):  # fmt: skip
     """Each program works through tiles PROGRAMS apart; A_ROWS, B_ROWS: the operand's last dimension is its unit stride."""
+    promptly(PROMPT)
     tiles_m = tl.cdiv(m, BM)
     tiles_n = tl.cdiv(n, BN)
     start = tl.program_id(0)
@@ -147,8 +150,9 @@ def persistent_kernel(a_desc, b_desc, c_desc, bias_ptr, residual_ptr, pre_ptr, m
 def pointer_kernel(a_ptr, b_ptr, c_ptr, bias_ptr, residual_ptr, pre_ptr, partial_ptr, m, n, k,  # type: ignore[no-untyped-def]
                    a_m, a_k, b_k, b_n, residual_m, residual_n, chunk,
                    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, EVEN_K: tl.constexpr, ACT: tl.constexpr,
-                   ACC: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+                   ACC: tl.constexpr, UPCAST: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
     """One tile of the output over k from `chunk` * program_id(1); with `partial_ptr` the bare sums go there."""
+    promptly(PROMPT)
     row, column = tile_at(tl.program_id(0), tl.cdiv(m, BM), tl.cdiv(n, BN), GROUP)
     begin = tl.program_id(1) * chunk
     end = tl.minimum(begin + chunk, k)
@@ -188,8 +192,9 @@ def pointer_kernel(a_ptr, b_ptr, c_ptr, bias_ptr, residual_ptr, pre_ptr, partial
 
 @jit
 def reduce_kernel(partial_ptr, c_ptr, bias_ptr, residual_ptr, pre_ptr, m, n, residual_m, residual_n, splits,  # type: ignore[no-untyped-def]
-                  BM: tl.constexpr, BN: tl.constexpr, ACT: tl.constexpr, ACC: tl.constexpr):  # fmt: skip
+                  BM: tl.constexpr, BN: tl.constexpr, ACT: tl.constexpr, ACC: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
     """Adds the partials of one tile in order and finishes it."""
+    promptly(PROMPT)
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     columns = tl.program_id(1) * BN + tl.arange(0, BN)
     place = rows.to(tl.int64)[:, None] * n + columns[None, :]
@@ -203,8 +208,9 @@ def reduce_kernel(partial_ptr, c_ptr, bias_ptr, residual_ptr, pre_ptr, m, n, res
 
 
 @jit
-def activation_backward_kernel(dy_ptr, pre_ptr, out_ptr, size, BLOCK: tl.constexpr, ACT: tl.constexpr):  # type: ignore[no-untyped-def]
+def activation_backward_kernel(dy_ptr, pre_ptr, out_ptr, size, BLOCK: tl.constexpr, ACT: tl.constexpr, PROMPT: tl.constexpr = False):  # type: ignore[no-untyped-def]
     """out = dy * activation'(pre), all contiguous."""
+    promptly(PROMPT)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < size
     dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float32)

@@ -12,6 +12,7 @@ LeVeque 1983 (joining the moments of two samples).
 from __future__ import annotations
 
 from .jit import jit, tl
+from .overlap import promptly
 
 KERNELS = __file__
 """The file whose changes ask for new tuning."""
@@ -86,7 +87,8 @@ def _forward_tile(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, 
 @jit
 def _forward(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, rows, cols, eps, ACC: tl.constexpr, VEC: tl.constexpr,  # type: ignore[no-untyped-def]
              FULL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr, LATE: tl.constexpr,
-             CENTER: tl.constexpr, STAGES: tl.constexpr, STREAM: tl.constexpr):  # fmt: skip
+             CENTER: tl.constexpr, STAGES: tl.constexpr, STREAM: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    promptly(PROMPT)
     width = cols // VEC * VEC  # no change; tells the compiler what divides the row, for wide loads
     if STAGES:
         for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
@@ -107,7 +109,8 @@ def _summed(x_ptr, r_ptr, at, inside, ACC: tl.constexpr):  # type: ignore[no-unt
 
 @jit
 def _forward_long(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, cols, eps, ACC: tl.constexpr,  # type: ignore[no-untyped-def]
-                  BLOCK: tl.constexpr, CENTER: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+                  BLOCK: tl.constexpr, CENTER: tl.constexpr, STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    promptly(PROMPT)
     row = tl.program_id(0).to(tl.int64)
     step = tl.arange(0, BLOCK)
     mean = 0.0
@@ -144,7 +147,8 @@ def _forward_long(x_ptr, r_ptr, w_ptr, b_ptr, y_ptr, s_ptr, mean_ptr, rstd_ptr, 
 
 @jit
 def _backward(g_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, gs_ptr, dx_ptr, dw_ptr, db_ptr, rows, cols, ACC: tl.constexpr,  # type: ignore[no-untyped-def]
-              VEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+              VEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    promptly(PROMPT)
     width = cols // VEC * VEC
     col = tl.arange(0, BLOCK)[None, :]
     if w_ptr is not None:
@@ -186,7 +190,8 @@ def _backward(g_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, gs_ptr, dx_ptr, dw_ptr, d
 
 @jit
 def _backward_long(g_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, gs_ptr, dx_ptr, cols, ACC: tl.constexpr, BLOCK: tl.constexpr,  # type: ignore[no-untyped-def]
-                   STAGES: tl.constexpr):  # fmt: skip
+                   STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    promptly(PROMPT)
     row = tl.program_id(0).to(tl.int64)
     step = tl.arange(0, BLOCK)
     rstd = tl.load(rstd_ptr + row)
@@ -223,7 +228,8 @@ def _backward_long(g_ptr, x_ptr, mean_ptr, rstd_ptr, w_ptr, gs_ptr, dx_ptr, cols
 
 @jit
 def _columns(g_ptr, x_ptr, mean_ptr, rstd_ptr, dw_ptr, db_ptr, rows, cols, ACC: tl.constexpr, ROWS: tl.constexpr,  # type: ignore[no-untyped-def]
-             BLOCK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+             BLOCK: tl.constexpr, STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    promptly(PROMPT)
     col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
     dw = tl.zeros([ROWS, BLOCK], ACC)
     db = tl.zeros([ROWS, BLOCK], ACC)
@@ -245,7 +251,9 @@ def _columns(g_ptr, x_ptr, mean_ptr, rstd_ptr, dw_ptr, db_ptr, rows, cols, ACC: 
 
 
 @jit
-def _reduce(pw_ptr, pb_ptr, dw_ptr, db_ptr, count, cols, ACC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _reduce(pw_ptr, pb_ptr, dw_ptr, db_ptr, count, cols, ACC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,  # type: ignore[no-untyped-def]
+            PROMPT: tl.constexpr = False):  # fmt: skip
+    promptly(PROMPT)
     col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
     dw = tl.zeros([ROWS, BLOCK], ACC)
     db = tl.zeros([ROWS, BLOCK], ACC)

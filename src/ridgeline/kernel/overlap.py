@@ -1,41 +1,52 @@
-"""Kernels of one stream that overlap: the next one starts, and reads what cannot change, while the one before it ends.
+"""Kernels of one stream that overlap: the next one is started, and may read what cannot change, while the one before it ends.
 
-    with weights_are_still():            kernels that know how are launched with **early(device)
-      begin(EARLY)   the next kernel may be started as soon as there is room for it
-      …              reads of weights only
-      wait(EARLY)    until everything queued before has ended and is visible; before any other read and before every write
+    PROMPT: tl.constexpr = False         a parameter of the kernel: `launch` sets it where the GPU can
+      promptly(PROMPT)   its first statement: the next kernel may be started as soon as there is room for it, and this one waits
+                         until everything queued before has ended and is visible
+    or, where there is something to do before:
+      begin(PROMPT)      the next kernel may be started
+      …                  with weights_are_still(): reads of weights
+      wait(PROMPT)       before any other read and before every write
 
-Between two kernels a GPU is idle for a microsecond or two; one layer of a decoder is eight kernels of 2 to 30 µs. Programmatic
-dependent launch, from Hopper on; elsewhere, interpreted, and outside the context nothing changes. A kernel that is launched without
-it waits for all before it, as always, so both sorts mix. It is kept in CUDA graphs.
+promptness(False), among the constants of a launch, leaves it out: softmax and reductions of LARGE tensors were slower with it on an H200.
+
+Between two kernels a GPU is idle for a microsecond or two: the next one is sent when the last has ended. With programmatic dependent
+launch, from Hopper on, its programs are in place by then. Nothing is promised for that and no result changes. Reading before the wait
+is another matter: only what nothing queued writes, which the caller has to say. A kernel that is launched without it waits for all
+before it, as always, so both sorts mix. It is kept in CUDA graphs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import Any
 
-import torch
+from .jit import jit, tl
 
-from .jit import INTERPRETED, jit, tl
-
+LARGE = 1 << 25
+"""Bytes: of two such tensors an H200's second-level cache, 60 MB, has no room for both."""
 _still = False
 
 
 @jit
-def begin(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
+def begin(PROMPT: tl.constexpr):  # type: ignore[no-untyped-def]
     """The next kernel may start."""
-    if EARLY:
+    if PROMPT:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 @jit
-def wait(EARLY: tl.constexpr):  # type: ignore[no-untyped-def]
+def wait(PROMPT: tl.constexpr):  # type: ignore[no-untyped-def]
     """Until the kernels before have ended."""
-    if EARLY:
+    if PROMPT:
         tl.extra.cuda.gdc_wait()
+
+
+@jit
+def promptly(PROMPT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The next kernel may start; this one goes on when those before have ended."""
+    begin(PROMPT)
+    wait(PROMPT)
 
 
 @contextmanager
@@ -53,15 +64,10 @@ def weights_are_still() -> Iterator[None]:
 
 
 def are_still() -> bool:
-    """Whether weights_are_still() was said: what `early` depends on besides its arguments."""
+    """Whether weights_are_still() was said."""
     return _still
 
 
-@lru_cache(maxsize=16)
-def _able(device: int) -> bool:
-    return not INTERPRETED and torch.cuda.get_device_capability(device)[0] >= 9
-
-
-def early(device: int, wanted: bool = True) -> dict[str, Any]:
-    """Constants of a launch: EARLY, and the launch attribute that goes with it."""
-    return {"EARLY": True, "launch_pdl": True} if _still and wanted and _able(device) else {"EARLY": False}
+def promptness(wanted: bool) -> dict[str, bool]:
+    """Constants of a launch that is to be prompt only if `wanted`; without them it is, where the GPU can."""
+    return {} if wanted else {"PROMPT": False}

@@ -26,7 +26,7 @@ from .attention_kernels import narrowed
 from .case import Case, Inputs, benchmark
 from .jit import INTERPRETED, cdiv, jit, launch, next_power_of_2, tl
 from .library import operator
-from .overlap import begin, early, wait
+from .overlap import promptly
 from .tuning import Config, config, space
 
 Tensor = torch.Tensor
@@ -37,11 +37,10 @@ def paged_split(  # type: ignore[no-untyped-def]
     q_ptr, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, table_ptr, lengths_ptr, out_ptr, lse_ptr, q_b, q_h, k_p, k_s, k_h, v_p, v_s, v_h,
     table_b, shared, group, splits, capacity, window, scale,
     PAGE: tl.constexpr, WINDOWED: tl.constexpr, DIRECT: tl.constexpr, UPCAST: tl.constexpr,
-    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, EARLY: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, PROMPT: tl.constexpr = False,
 ):  # fmt: skip
     """One share of one sequence for one key head; DIRECT: the only share, so the result itself. `scale` includes log2(e)."""
-    begin(EARLY)
-    wait(EARLY)
+    promptly(PROMPT)
     head = tl.program_id(0) % shared  # fastest: the heads of a token are neighbours in memory
     split = tl.program_id(0) // shared % splits
     batch = (tl.program_id(0) // shared // splits).to(tl.int64)
@@ -111,11 +110,10 @@ def paged_split(  # type: ignore[no-untyped-def]
 @jit
 def paged_combine(  # type: ignore[no-untyped-def]
     part_ptr, lse_ptr, out_ptr, splits, BLOCK_S: tl.constexpr, UPCAST: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    EARLY: tl.constexpr,
+    PROMPT: tl.constexpr = False,
 ):  # fmt: skip
     """Shares of one head weighted by their part of the softmax's sum; an empty share has lse -inf and nothing written."""
-    begin(EARLY)
-    wait(EARLY)
+    promptly(PROMPT)
     row = tl.program_id(0).to(tl.int64)
     shares = tl.arange(0, BLOCK_S)
     columns = tl.arange(0, BLOCK_D)
@@ -204,7 +202,6 @@ def launch_paged_attention(
     found, splits = configured(query, page, group, batch * shared, reach, key_scale is not None)
     out = torch.empty((batch, heads, D), dtype=query.dtype, device=query.device)
     part = lse = out
-    overlapped = early(query.get_device())
     if splits > 1:
         part = torch.empty((batch, heads, splits, D), dtype=torch.float32, device=query.device)
         lse = torch.empty((batch, heads, splits), dtype=torch.float32, device=query.device)
@@ -215,11 +212,10 @@ def launch_paged_attention(
         scale * 1.4426950408889634,
         PAGE=page, WINDOWED=window > 0, DIRECT=splits == 1, UPCAST=INTERPRETED, D=D, BLOCK_D=padded,
         BLOCK_G=max(16, next_power_of_2(group)), BLOCK_N=found["block_n"], num_warps=found["warps"], num_stages=found["stages"],
-        **overlapped,
     )  # fmt: skip
     if splits > 1:
         launch(paged_combine, (batch * heads,), part, lse, out, splits,
-               BLOCK_S=next_power_of_2(splits), UPCAST=INTERPRETED, D=D, BLOCK_D=padded, num_warps=4, **overlapped)  # fmt: skip
+               BLOCK_S=next_power_of_2(splits), UPCAST=INTERPRETED, D=D, BLOCK_D=padded, num_warps=4)  # fmt: skip
     return out
 
 

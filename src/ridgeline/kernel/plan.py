@@ -93,7 +93,7 @@ def _slowly(plan: Plan | None, operands: tuple[Any, ...], numbers: tuple[float, 
 
 def _first(plan: Plan, key: tuple[Any, ...], args: tuple[Any, ...]) -> None:
     jit.launch(plan.kernel, plan.grid, *args, **plan.constants)
-    kind = jit._kind(plan.kernel, args, plan.constants)
+    kind = jit._kind(plan.kernel, args, jit.with_prompt(plan.kernel, plan.constants))
     found = None if kind is None else jit._ready.get(kind[0])
     if found is not None:
         plan.ready[key] = found

@@ -21,6 +21,7 @@ from torch import Tensor
 from .case import Anchor, Case, Inputs, benchmark
 from .jit import cdiv, jit, launch, next_power_of_2, tl
 from .library import operator
+from .overlap import promptly
 from .plan import Plan, planned, start
 from .tuning import bucketed, config, space
 
@@ -44,7 +45,8 @@ def _combined(x, y, OP: tl.constexpr, COMPUTE: tl.constexpr):  # type: ignore[no
 
 @jit
 def binary_flat(x_ptr, y_ptr, out_ptr, n, OP: tl.constexpr, COMPUTE: tl.constexpr, SCALAR: tl.constexpr,  # type: ignore[no-untyped-def]
-                LONG: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+                LONG: tl.constexpr, BLOCK: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    promptly(PROMPT)
     start = tl.program_id(0)
     if LONG:
         start = start.to(tl.int64)
@@ -58,7 +60,8 @@ def binary_flat(x_ptr, y_ptr, out_ptr, n, OP: tl.constexpr, COMPUTE: tl.constexp
 @jit
 def binary_strided(x_ptr, y_ptr, out_ptr, n1, n2, n3, x0, x1, x2, x3, y0, y1, y2, y3, o0, o1, o2, o3,  # type: ignore[no-untyped-def]
                    OP: tl.constexpr, COMPUTE: tl.constexpr, SCALAR: tl.constexpr, ROWS: tl.constexpr,
-                   COLS: tl.constexpr):  # fmt: skip
+                   COLS: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    promptly(PROMPT)
     col_blocks = tl.cdiv(n3, COLS)
     row_blocks = tl.cdiv(n2, ROWS)
     rest = tl.program_id(0) // col_blocks

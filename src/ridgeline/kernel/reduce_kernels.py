@@ -19,6 +19,7 @@ small reductions are all latency, and dividing a program's number costs them a t
 from __future__ import annotations
 
 from .jit import INTERPRETED, jit, tl
+from .overlap import promptly
 
 BY_HAND = tl.constexpr(INTERPRETED)
 """The interpreter cuts float32 off where a GPU rounds to the nearest bfloat16; `_write` rounds for it."""
@@ -170,8 +171,9 @@ def _combine_fold(part_ptr, kept, splits, q, live, MAXIMUM: tl.constexpr, ACC: t
 def fold_kernel(x_ptr, out_ptr, part_ptr, count_ptr, kept, k_units, r_units, sb, sk, ss, sr, chunks, splits, divisor,  # type: ignore[no-untyped-def]
                 AXIS: tl.constexpr, KEPT: tl.constexpr, RED: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
                 LINEAR: tl.constexpr, SOLE: tl.constexpr, ONCE: tl.constexpr, STAGE: tl.constexpr, SPL: tl.constexpr, ACC: tl.constexpr,
-                MAXIMUM: tl.constexpr, MEAN: tl.constexpr, IDENTITY: tl.constexpr):  # fmt: skip
+                MAXIMUM: tl.constexpr, MEAN: tl.constexpr, IDENTITY: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
     """Sum, mean (divided by `divisor`) or maximum."""
+    promptly(PROMPT)
     at, split, b, block = _program(kept, k_units, splits, AXIS, KEPT, FLAT, ALIGN, LINEAR)
     q, live, begin = _place(at, b, kept, k_units, sb, sk, AXIS, KEPT, FLAT, ALIGN)
     base, _start, left, turn = _piece(x_ptr, split, r_units, ss, sr, chunks, AXIS, RED, ALIGN, SOLE)
@@ -205,8 +207,9 @@ def fold_kernel(x_ptr, out_ptr, part_ptr, count_ptr, kept, k_units, r_units, sb,
 
 @jit
 def fold_finish(part_ptr, out_ptr, kept, splits, divisor, KEPT: tl.constexpr, SPL: tl.constexpr, ACC: tl.constexpr,  # type: ignore[no-untyped-def]
-                MAXIMUM: tl.constexpr, MEAN: tl.constexpr, IDENTITY: tl.constexpr):  # fmt: skip
+                MAXIMUM: tl.constexpr, MEAN: tl.constexpr, IDENTITY: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
     """Second launch of `fold_kernel`."""
+    promptly(PROMPT)
     q = tl.program_id(0).to(tl.int64) * KEPT + tl.arange(0, KEPT)
     total = _combine_fold(part_ptr, kept, splits, q, q < kept, MAXIMUM, ACC, IDENTITY, SPL, KEPT)
     if MEAN:
@@ -251,8 +254,9 @@ def _combine_position(part_ptr, index_ptr, kept, splits, q, live, ACC: tl.conste
 def position_kernel(x_ptr, out_ptr, part_ptr, index_ptr, count_ptr, kept, k_units, r_units, sb, sk, sr, splits,  # type: ignore[no-untyped-def]
                     AXIS: tl.constexpr, KEPT: tl.constexpr, RED: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr,
                     ALIGN: tl.constexpr, LINEAR: tl.constexpr, ONCE: tl.constexpr, STAGE: tl.constexpr, SPL: tl.constexpr,
-                    ACC: tl.constexpr, IDENTITY: tl.constexpr):  # fmt: skip
+                    ACC: tl.constexpr, IDENTITY: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
     """Index of the first maximum along r (there is no s here)."""
+    promptly(PROMPT)
     at, split, b, block = _program(kept, k_units, splits, AXIS, KEPT, FLAT, ALIGN, LINEAR)
     q, live, begin = _place(at, b, kept, k_units, sb, sk, AXIS, KEPT, FLAT, ALIGN)
     base, start, left, turn = _piece(x_ptr, split, r_units, 0, sr, splits, AXIS, RED, ALIGN, True)
@@ -285,8 +289,9 @@ def position_kernel(x_ptr, out_ptr, part_ptr, index_ptr, count_ptr, kept, k_unit
 
 @jit
 def position_finish(part_ptr, index_ptr, out_ptr, kept, splits, KEPT: tl.constexpr, SPL: tl.constexpr, ACC: tl.constexpr,  # type: ignore[no-untyped-def]
-                    IDENTITY: tl.constexpr):  # fmt: skip
+                    IDENTITY: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
     """Second launch of `position_kernel`."""
+    promptly(PROMPT)
     q = tl.program_id(0).to(tl.int64) * KEPT + tl.arange(0, KEPT)
     tl.store(out_ptr + q, _combine_position(part_ptr, index_ptr, kept, splits, q, q < kept, ACC, IDENTITY, SPL, KEPT), mask=q < kept)
 
@@ -329,8 +334,9 @@ def _combine_spread(part_ptr, kept, splits, q, live, ACC: tl.constexpr, SPL: tl.
 def spread_kernel(x_ptr, out_ptr, part_ptr, count_ptr, kept, k_units, r_units, sb, sk, ss, sr, chunks, splits, divisor,  # type: ignore[no-untyped-def]
                   AXIS: tl.constexpr, KEPT: tl.constexpr, RED: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
                   LINEAR: tl.constexpr, SOLE: tl.constexpr, ONCE: tl.constexpr, STAGE: tl.constexpr, SPL: tl.constexpr,
-                  ACC: tl.constexpr):  # fmt: skip
+                  ACC: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
     """Sum of squared distances from the mean over `divisor`: Welford's update lane by lane, of x less the first element of its output."""
+    promptly(PROMPT)
     at, split, b, block = _program(kept, k_units, splits, AXIS, KEPT, FLAT, ALIGN, LINEAR)
     q, live, begin = _place(at, b, kept, k_units, sb, sk, AXIS, KEPT, FLAT, ALIGN)
     base, _start, left, turn = _piece(x_ptr, split, r_units, ss, sr, chunks, AXIS, RED, ALIGN, SOLE)
@@ -379,8 +385,10 @@ def spread_kernel(x_ptr, out_ptr, part_ptr, count_ptr, kept, k_units, r_units, s
 
 
 @jit
-def spread_finish(part_ptr, out_ptr, kept, splits, divisor, KEPT: tl.constexpr, SPL: tl.constexpr, ACC: tl.constexpr):  # type: ignore[no-untyped-def]
+def spread_finish(part_ptr, out_ptr, kept, splits, divisor, KEPT: tl.constexpr, SPL: tl.constexpr, ACC: tl.constexpr,  # type: ignore[no-untyped-def]
+                  PROMPT: tl.constexpr = False):  # fmt: skip
     """Second launch of `spread_kernel`."""
+    promptly(PROMPT)
     q = tl.program_id(0).to(tl.int64) * KEPT + tl.arange(0, KEPT)
     spread = _combine_spread(part_ptr, kept, splits, q, q < kept, ACC, SPL, KEPT)
     _write(out_ptr + q, _quotient(spread, divisor, ACC), q < kept)

@@ -20,6 +20,7 @@ import torch
 
 from . import reduce_kernels as kernels
 from .jit import cdiv, empty, launch, tl
+from .overlap import LARGE, promptness
 from .plan import Plan as Launch
 from .plan import start
 from .reduce_plan import COUNTERS, MOST_PIECES, Plan, bucket, copied_shape, default, normalize, plan, reduced_shape, schedule
@@ -74,6 +75,7 @@ class Call:
         tile = {
             "AXIS": p.axis, "KEPT": cut.tile_kept, "RED": cut.tile_reduced, "FLAT": cut.flat, "EVEN": cut.even, "ALIGN": p.align,
             "LINEAR": cut.linear, "SOLE": p.s == 1, "ONCE": cut.once, "SPL": cut.combine, **self.fixed, "num_warps": cut.warps,
+            **promptness(p.kept * p.s * p.r * self.itemsize < LARGE),
         }  # fmt: skip
         numbers: tuple[int, ...] = (p.kept, cut.k_units, cut.r_units, p.sb, p.sk, p.ss, p.sr, cut.chunks, cut.splits, self.divisor)
         if self.how == "position":

@@ -23,6 +23,7 @@ from ..core.errors import OptionError
 from .case import Anchor, Case, Inputs, benchmark
 from .jit import cdiv, jit, next_power_of_2, tl
 from .library import operator, without_gradient
+from .overlap import promptly
 from .plan import PLANS, Plan, planned, start
 from .tuning import bucketed, config, space
 
@@ -84,7 +85,8 @@ def rope_kernel(query_ptr, key_ptr, cos_ptr, sin_ptr, query_out_ptr, key_out_ptr
                 cos_b, cos_t, sin_b, sin_t, q_b, q_t, q_h, k_b, k_t, k_h, qo_b, qo_t, qo_h, ko_b, ko_t, ko_h,
                 HQ: tl.constexpr, HK: tl.constexpr, HALF: tl.constexpr, SIGNED: tl.constexpr, TRANSPOSED: tl.constexpr,
                 WIDE: tl.constexpr, PARTS: tl.constexpr, SPLIT: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_Q: tl.constexpr,
-                BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+                BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    promptly(PROMPT)
     part = tl.program_id(0) % PARTS
     groups = tl.cdiv(tokens, BLOCK_T)
     b = (tl.program_id(0) // PARTS // groups).to(tl.int64)

@@ -22,12 +22,14 @@ from torch.nn import functional
 from .case import Anchor, Case, Inputs, benchmark
 from .jit import cdiv, jit, launch, tl
 from .library import operator
+from .overlap import promptly
 from .plan import Plan, planned, start
 from .tuning import Config, bucketed, config, space
 
 
 @jit
-def swiglu_kernel(gate_ptr, up_ptr, out_ptr, n, gate_row, up_row, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def swiglu_kernel(gate_ptr, up_ptr, out_ptr, n, gate_row, up_row, BLOCK: tl.constexpr, PROMPT: tl.constexpr = False):  # type: ignore[no-untyped-def]
+    promptly(PROMPT)
     blocks = tl.cdiv(n, BLOCK)
     row = (tl.program_id(0) // blocks).to(tl.int64)
     # int64 before the product: one row may be longer than int32 counts
@@ -40,7 +42,8 @@ def swiglu_kernel(gate_ptr, up_ptr, out_ptr, n, gate_row, up_row, BLOCK: tl.cons
 
 @jit
 def swiglu_backward_kernel(grad_ptr, gate_ptr, up_ptr, grad_gate_ptr, grad_up_ptr, n, grad_row, gate_row, up_row,  # type: ignore[no-untyped-def]
-                           grad_gate_row, grad_up_row, BLOCK: tl.constexpr):  # fmt: skip
+                           grad_gate_row, grad_up_row, BLOCK: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    promptly(PROMPT)
     blocks = tl.cdiv(n, BLOCK)
     number = tl.num_programs(0) - 1 - tl.program_id(0)
     row = (number // blocks).to(tl.int64)

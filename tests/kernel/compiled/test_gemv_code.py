@@ -31,7 +31,7 @@ def code_of(bits: int, k: int, chosen: Config, gated: bool, early: bool, m: int 
         "eps": "fp32",
     }
     constants = {"bias_ptr": None, "residual_ptr": None, "BN": bn, "BW": wide, "GATED": gated, "EVEN": k * bits // 32 == wide,
-                 "CACHED": False, "AHEAD": bool(chosen["ahead"]), "EARLY": early, "EMULATED": False}  # fmt: skip
+                 "CACHED": False, "AHEAD": bool(chosen["ahead"]), "EARLY": early, "PROMPT": early, "EMULATED": False}  # fmt: skip
     if norm:
         signature["gain_ptr"] = "*bf16"
     else:
@@ -90,7 +90,7 @@ def test_decode_attention(stored: str, scaled: bool) -> None:
     """Keys are on their way before the wait; tensor cores; one ticket."""
     constants = {"PAGE": 16, "WINDOWED": False, "D": 128, "BLOCK_D": 128, "BLOCK_G": 16, "BLOCK_N": 64, "MEMBERS": 4, "STEP": 8,
                  "PEEL": True,
-                 "UPCAST": False, "EARLY": True}  # fmt: skip
+                 "UPCAST": False, "PROMPT": True}  # fmt: skip
     named = {"slots_ptr": "*i64", "k_ptr": stored, "v_ptr": stored, "cos_ptr": "*fp32", "sin_ptr": "*fp32", "table_ptr": "*i32",
              "lengths_ptr": "*i32", "ticket_ptr": "*i32", "part_ptr": "*fp32", "lse_ptr": "*fp32", "scale": "fp32",
              "k_scale_ptr": "*fp16", "v_scale_ptr": "*fp16"}  # fmt: skip

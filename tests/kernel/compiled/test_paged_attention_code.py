@@ -21,7 +21,7 @@ def test_split_streams_pages_in_128_bits_to_tensor_cores(int8: bool) -> None:
         "BLOCK_D": 128,
         "BLOCK_G": 16,
         "BLOCK_N": 64,
-        "EARLY": int8,
+        "PROMPT": int8,
     }
     named = {"lse_ptr": "*fp32", "out_ptr": "*fp32", "table_ptr": "*i32", "lengths_ptr": "*i32", "scale": "fp32"}
     if int8:
@@ -41,7 +41,7 @@ def test_split_streams_pages_in_128_bits_to_tensor_cores(int8: bool) -> None:
 
 
 def test_combine_and_scatter_read_in_128_bits() -> None:
-    constants = {"BLOCK_S": 4, "UPCAST": False, "D": 128, "BLOCK_D": 128, "EARLY": True}
+    constants = {"BLOCK_S": 4, "UPCAST": False, "D": 128, "BLOCK_D": 128, "PROMPT": True}
     signature = {"part_ptr": "*fp32", "lse_ptr": "*fp32", "out_ptr": "*bf16", "splits": "i32"}
     code = compiled(paged_combine, signature, constants, aligned=("part_ptr", "lse_ptr", "out_ptr"))
     assert code.spills == 0

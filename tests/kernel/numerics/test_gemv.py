@@ -10,8 +10,7 @@ import torch.nn.functional as F
 
 from ridgeline.core.errors import OptionError
 from ridgeline.kernel.gemv import gemv, gemv_int4, gemv_int8, gemv_swiglu, weights_are_still
-from ridgeline.kernel.gemv_kernels import CANDIDATES, gemv_shape
-from ridgeline.kernel.overlap import early
+from ridgeline.kernel.gemv_kernels import CANDIDATES, _starts, gemv_shape
 from ridgeline.kernel.tuning import forced
 from ridgeline.kernel.weight_only import dequantize_int4, dequantize_int8, quantize_int4, quantize_int8
 from tests.kernel.support import FLOATS, check, passes
@@ -171,12 +170,13 @@ def test_shape_of_a_launch() -> None:
     assert gemv_shape(4, 14336, 4096, {**chosen, "bn": 1}, 132, True) == (2, 512, 1, 2112)
 
 
-def test_overlap_only_where_weights_are_still(device: str) -> None:
-    assert early(0 if device == "cuda" else -1) == {"EARLY": False}
+def test_weights_are_read_before_the_wait_only_where_they_are_still() -> None:
+    """And where that was not measured to pay, a product is not even started before the one before it has ended."""
+    assert _starts({"early": 1}) == _starts({"early": 0}) == {"EARLY": False}
     with weights_are_still():
-        able = device == "cuda" and torch.cuda.get_device_capability()[0] >= 9
-        assert early(0 if device == "cuda" else -1)["EARLY"] is able
-    assert early(0 if device == "cuda" else -1) == {"EARLY": False}
+        assert _starts({"early": 1}) == {"EARLY": True}
+        assert _starts({"early": 0}) == {"EARLY": False, "PROMPT": False}
+    assert _starts({"early": 1}) == {"EARLY": False}
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="large sizes need a GPU")

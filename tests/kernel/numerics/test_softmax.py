@@ -55,7 +55,7 @@ def test_gradient(device: str, dtype: torch.dtype, shape: tuple[int, ...], ours:
 
 @pytest.mark.parametrize("ours,plain", PAIRS)
 def test_hints_of_large_tensors_change_nothing(device: str, ours: Any, plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "STREAMED", 0)
+    monkeypatch.setattr(module, "LARGE", 0)
     x = torch.randn(5, 72, device=device)
     module._plans.clear()
     check(ours(x), plain(x, -1), plain(x.double(), -1))
