@@ -125,3 +125,12 @@ def test_mixed_labels_go_through_a_graph() -> None:
         model[4] = nn.Identity()  # type: ignore[operator]
         losses.append(fit(model, data, steps=12, batch=64, device="cuda", learning_rate=0.02, progress=False, graph=graph).loss)
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_trivial_changes_are_the_same_images_on_every_device() -> None:
+    from ridgeline.train.trivial import changed, draw
+
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (2048, 3, 32, 32), dtype=torch.uint8, generator=generator)
+    drawn = draw(2048, generator)
+    assert torch.equal(changed(images.cuda(), drawn.cuda(), (1, 2, 3)).cpu(), changed(images, drawn, (1, 2, 3)))

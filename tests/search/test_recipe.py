@@ -57,7 +57,8 @@ def test_the_hash_is_of_what_decides() -> None:
     assert recipe.changed(name="other", description="…").hash == recipe.hash
     assert recipe.changed(augment__cutout=8).hash != recipe.hash != recipe.changed(learning_rate=0.3).hash
     assert recipe.changed(augment__cutout=8).augment.cutout == 8 and recipe.augment.cutout == 16
-    mixing = recipe.changed(augment__cutmix=0.5)
+    mixing, other = recipe.changed(augment__cutmix=0.5), recipe.changed(augment__trivial=True)
+    assert len({recipe.hash, mixing.hash, other.hash}) == 3 and other.changed(augment__trivial=False).hash == recipe.hash
     assert recipe.hash == "af82e1bb095b" != mixing.hash and mixing.changed(augment__cutmix=0.0).hash == recipe.hash  # as in results/
     written = parse_recipe(json.loads(json.dumps(recipe.model_dump(mode="json"))))
     assert written == recipe

@@ -44,7 +44,7 @@ def by_hand(made: Augmentation, images: Tensor, drawn: Tensor) -> Tensor:
                     out[n, c, y, x] = fill if filled else images[n, c, bounced(from_y, height), bounced(from_x, width)]
     mixed = out.clone()
     for n in range(count):
-        top, bottom, left, right = drawn[5:, n].tolist()
+        top, bottom, left, right = drawn[5:9, n].tolist()
         mixed[n, :, top:bottom, left:right] = out[(n + 1) % count, :, top:bottom, left:right]
     return mixed
 

@@ -164,7 +164,7 @@ def _augmented(data: Data, recipe: Recipe) -> Data:
         return replace(data, augment=None)
     prepare = data.prepare
     fill = tuple(round(mean * prepare.top) for mean in prepare.mean) if isinstance(prepare, Normalise) else (0,)
-    made = Augmentation(table.shift, table.border, table.flip, table.cutout, fill, table.cutmix, data.classes)
+    made = Augmentation(table.shift, table.border, table.flip, table.cutout, fill, table.cutmix, data.classes, table.trivial)
     return replace(data, augment=made if made.changes else None)
 
 

@@ -35,6 +35,8 @@ class AugmentTable(Spec):
     """Side of the square that is painted over [pixels]."""
     cutmix: float = Field(default=0.0, ge=0, le=1)
     """Share of the images in which a box shows another image, whose label then counts by the box's area."""
+    trivial: bool = False
+    """First one of fourteen changes of shape or colour an image, of random strength."""
 
 
 class Recipe(Spec):
@@ -101,8 +103,9 @@ class Recipe(Spec):
     def hash(self) -> str:
         """Twelve hexadecimal digits of everything but the name and the description."""
         deciding = {name: value for name, value in self.model_dump(mode="json").items() if name not in ("name", "description")}
-        if not self.augment.cutmix:
-            del deciding["augment"]["cutmix"]  # newer than the first results: a recipe without it keeps the name they know it by
+        for newer in ("cutmix", "trivial"):  # than the first results: a recipe without them keeps the name they know it by
+            if not deciding["augment"][newer]:
+                del deciding["augment"][newer]
         return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()[:12]
 
     def changed(self, **fields: Any) -> Recipe:

@@ -1,7 +1,8 @@
 """Shift, mirror, cut out and mix, for a batch of images on whatever device it is.
 
-    draw(rows [B], size, seed, epoch, generator) ──> int64 [9,B] on the CPU: top, left, mirrored, cut centre y, x, the box's four sides
-    apply(images [B,C,H,W], drawn [9,B] on their device) ──one gather, one where──> images of the same shape and dtype
+    draw(rows [B], size, seed, epoch, generator) ──> int64 [11,B] on the CPU: top, left, mirrored, cut centre y, x, the box's four sides,
+      kind and level of trivial.py
+    apply(images [B,C,H,W], drawn [11,B] on their device) ──trivial.py, one gather, one where──> images of the same shape and dtype
     shares(targets [B], drawn, size) ──> the same targets, or where images are mixed float32 [B,classes]
 
     pixel (y, x) of the result = pixel (reflect(y + top - shift), reflect(x' + left - shift)), x' = W-1-x where mirrored
@@ -23,8 +24,9 @@ from torch import Generator, Tensor
 from torch.nn import functional
 
 from ..core.errors import OptionError
+from . import trivial
 
-TOP, LEFT, MIRRORED, CUT_Y, CUT_X, BOX_TOP, BOX_BOTTOM, BOX_LEFT, BOX_RIGHT = range(9)
+TOP, LEFT, MIRRORED, CUT_Y, CUT_X, BOX_TOP, BOX_BOTTOM, BOX_LEFT, BOX_RIGHT, KIND, LEVEL = range(11)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Augmentation:
     fill: tuple[int, ...] = (0,)  # of each channel, or one for all
     cutmix: float = 0.0  # share of the images that show a box of another
     classes: int = 0  # of the labels; needed for cutmix
+    trivial: bool = False  # a random change of shape or colour comes first; for images of bytes
 
     def __post_init__(self) -> None:
         if self.cutmix and (not 0 < self.cutmix <= 1 or self.classes < 2):
@@ -49,7 +52,7 @@ class Augmentation:
     @property
     def changes(self) -> bool:
         """Whether anything is done at all."""
-        return bool(self.shift or self.cutout or self.cutmix or self.flip != "none")
+        return bool(self.shift or self.cutout or self.cutmix or self.flip != "none" or self.trivial)
 
     def __call__(self, images: Tensor, generator: Generator) -> Tensor:
         """For a loop of your own, which has no row numbers: alternate then means random. Labels stay, so nothing can be mixed."""
@@ -63,13 +66,13 @@ class Augmentation:
         return plain.apply(images, drawn.to(images.device, non_blocking=True))
 
     def draw(self, rows: Tensor, size: tuple[int, int], seed: int, epoch: int, generator: Generator) -> Tensor:
-        """What happens to these rows of the split in this epoch; int64 [9,B] on the CPU."""
+        """What happens to these rows of the split in this epoch; int64 [11,B] on the CPU."""
         count, (height, width) = len(rows), size
         if 0 < max(height, width) <= self.shift:
             raise OptionError(
                 f"shift = {self.shift} for images of {height}x{width}", why="nothing of the image would be left", do="shift less"
             )
-        drawn = torch.zeros(9, count, dtype=torch.int64)
+        drawn = torch.zeros(11, count, dtype=torch.int64)
         drawn[:2] = torch.randint(2 * self.shift + 1, (2, count), generator=generator)
         if self.flip == "random":
             drawn[MIRRORED] = torch.randint(2, (count,), generator=generator)
@@ -80,6 +83,8 @@ class Augmentation:
             drawn[CUT_X] = torch.randint(width, (count,), generator=generator)
         if self.cutmix:
             self._draw_boxes(drawn, size, generator)
+        if self.trivial:
+            drawn[KIND:] = trivial.draw(count, generator)
         return drawn
 
     def _draw_boxes(self, drawn: Tensor, size: tuple[int, int], generator: Generator) -> None:
@@ -95,6 +100,10 @@ class Augmentation:
 
     def apply(self, images: Tensor, drawn: Tensor) -> Tensor:
         """The images, changed as drawn."""
+        if self.trivial:
+            if images.dtype is not torch.uint8:
+                raise OptionError(f"trivial of {images.dtype} images", why="its colours are bytes", do="keep uint8, or leave it out")
+            images = trivial.changed(images, drawn[KIND:], self.fill)
         batch, channels, height, width = images.shape
         device = images.device
         y, x = torch.arange(height, device=device), torch.arange(width, device=device)
