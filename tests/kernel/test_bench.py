@@ -24,7 +24,7 @@ from ridgeline.kernel.bench.launches import KernelUse, kernels_used, occupancy
 from ridgeline.kernel.bench.rows import BenchRow, Wanted, judge, parse_dtype
 from ridgeline.kernel.bench.run import check_device, measure_row
 from ridgeline.kernel.bench.subjects import Subjects, errors
-from ridgeline.kernel.bench.timing import CudaTimer, GraphTimer, Timed, balanced_orders, set_count, time_in_turn
+from ridgeline.kernel.bench.timing import CudaTimer, GraphTimer, SteadyTimer, Timed, balanced_orders, set_count, time_in_turn
 from ridgeline.kernel.bench.tune import looked_up, tune_step
 from ridgeline.kernel.case import Anchor, Case
 from tests.support import ROOT
@@ -236,22 +236,24 @@ class FakeGpu:
 
     def __init__(self, full: int = 10**9) -> None:
         self.host_s = self.gpu_s = 0.0
+        self.each_s, self.slept = 2e-6, 0
         self.full, self.queued = full, 0
         self.sets: list[int] = []
 
     def call(self, i: int) -> None:
         self.sets.append(i)
         self.queued += 1
-        if self.queued > self.full:  # the driver's queue: the host waits
-            self.host_s = max(self.host_s, self.gpu_s)
+        if self.queued > self.full:  # the driver's queue: the host waits for a place in it
+            self.host_s = max(self.host_s, self.gpu_s - self.full * self.each_s)
         self.host_s += 10e-6
-        self.gpu_s = max(self.gpu_s, self.host_s) + 2e-6
+        self.gpu_s = max(self.gpu_s, self.host_s) + self.each_s
 
     def synchronize(self) -> None:
         self.host_s, self.queued = max(self.host_s, self.gpu_s), 0
 
     def _sleep(self, cycles: int) -> None:
-        self.gpu_s = self.host_s + cycles / timing_module.CYCLES_PER_S
+        self.slept += 1
+        self.gpu_s = max(self.gpu_s, self.host_s) + cycles / timing_module.CYCLES_PER_S
 
     def CUDAGraph(self) -> Any:
         gpu = self
@@ -304,6 +306,22 @@ def test_gpu_time_is_measured_behind_the_hosts(monkeypatch: pytest.MonkeyPatch, 
     assert one.ahead and gpu_s == pytest.approx(2e-6, rel=0.05) and host_s == pytest.approx(10e-6, rel=0.05)
     assert gpu.sets == [i % 4 for i in range(len(gpu.sets))]
     assert one.calls <= 60 or full > 60
+
+
+@pytest.mark.parametrize("gpu_us", [200, 2])
+def test_a_steady_sample_follows_a_tenth_of_a_second_of_the_same(monkeypatch: pytest.MonkeyPatch, gpu_us: int) -> None:
+    gpu = FakeGpu(full=500)
+    gpu.each_s = gpu_us * 1e-6
+    monkeypatch.setattr(timing_module.torch, "cuda", gpu)
+    monkeypatch.setattr(timing_module, "perf_counter", lambda: gpu.host_s)
+    one = SteadyTimer(gpu.call, 4)
+    one.prepare()
+    began, slept, before = gpu.host_s, gpu.slept, len(gpu.sets)
+    gpu_s, _ = one.sample()
+    assert one.ahead and gpu_s == pytest.approx(gpu_us * 1e-6, rel=0.05)
+    assert (len(gpu.sets) - before - one.calls) * max(gpu_us, 10) * 1e-6 >= 0.09 and gpu.host_s - began > 0.1
+    assert (gpu.slept > slept) is (gpu_us < 10)  # only where the host would not be ahead without
+    assert gpu.sets == [i % 4 for i in range(len(gpu.sets))]
 
 
 def test_gpu_time_in_a_graph_is_that_of_its_replay(monkeypatch: pytest.MonkeyPatch) -> None:

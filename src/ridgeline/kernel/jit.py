@@ -94,10 +94,12 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
 
 def with_prompt(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
     """Constants, with those of a prompt start where the kernel knows how, the GPU can (from Hopper on) and PROMPT=False is not given."""
+    if not hasattr(kernel, "params"):  # something that wraps a kernel
+        return constants
     device = torch._C._cuda_getDevice()
     able = _prompt.get((id(kernel), device))
     if able is None:
-        knows = any(parameter.name == "PROMPT" for parameter in getattr(kernel, "params", ()))
+        knows = any(parameter.name == "PROMPT" for parameter in kernel.params)
         able = _prompt[id(kernel), device] = knows and torch.cuda.get_device_capability(device)[0] >= 9
     return {**constants, "PROMPT": True, "launch_pdl": True} if able and constants.get("PROMPT", True) else constants
 

@@ -26,6 +26,8 @@ from .subjects import Subjects, errors
 from .timing import Timed, failed, on, time_in_turn
 from .tune import tune_step
 
+STEADY_REPEATS = 12
+"""Rows limited by tensor cores: twice each of three functions' orders, three times of two's or four's."""
 SMALL_OUTPUT = 1 / 16
 """A call that writes less than this share of its bytes is held against the read ceiling."""
 
@@ -146,7 +148,9 @@ def _fill(row: BenchRow, wanted: Wanted, ceilings: Ceilings, settings: Settings)
         row.tuned = tune_step(steps["ours"], len(subjects.sets), settings.device)
     if wanted.case.in_graph and settings.cuda:
         row.notes.append("GPU times in a CUDA graph")
-    times = time_in_turn(steps, len(subjects.sets), settings.device, settings.repeats, wanted.case.in_graph)
+    steady = row.ceiling == "compute" and settings.cuda
+    repeats = max(settings.repeats, STEADY_REPEATS) if steady else settings.repeats
+    times = time_in_turn(steps, len(subjects.sets), settings.device, repeats, wanted.case.in_graph, steady)
     times |= {name: failed(error) for name, error in failures.items()}
     row.ours, row.eager, row.compile = times.pop("ours"), times.pop("eager"), times.pop("compile", None)
     row.peers = times

@@ -8,6 +8,7 @@ That the host was ahead is checked: the first event must not have happened when 
 then N shrinks. Ops of decoding (`Case.in_graph`) are timed in a CUDA graph of N calls instead, as they are used. Results are kept
 until their set comes round again, so that outputs too go to device memory. Functions are sampled in turn, in orders in which each
 follows each other equally often: the GPU's clock drifts, and after a function that draws little power it is higher for the next.
+`steady`: that of tensor cores follows the power of the last tenth of a second, which is then spent on the same function first.
 On the CPU both times are perf_counter's.
 Queued kernels must stay under the 1,024 the driver takes: no launch costs the host less than 4 µs, so 3.6 ms of host time are under 900.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from math import ceil
 from time import perf_counter
 from typing import Any
 
@@ -27,6 +29,8 @@ from ...core.timing import garbage_collector_off, summarise
 QUEUE_S = 3.6e-3
 GPU_S = 25e-3
 """Most GPU time of one sample."""
+STEADY_S = 0.1
+"""GPU time of the calls before a steady sample."""
 CYCLES_PER_S = 2e9
 MOST_SETS, MOST_BYTES = 256, 8e9
 TRIES = 5
@@ -80,7 +84,7 @@ class CudaTimer:
         self.ahead = True
         cuda: Any = torch.cuda
         self.begin, self.end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-        self.calls, self.sleep_s = 1, 1e-3
+        self.calls, self.sleep_s, self.each_s = 1, 1e-3, 1e-3
 
     def prepare(self) -> None:
         """Compile, fill the allocator's pool, and find how many calls make a sample."""
@@ -97,15 +101,15 @@ class CudaTimer:
             self._call()
         host_s = (perf_counter() - start) / 5
         torch.cuda.synchronize()
-        whole_s = (perf_counter() - start) / 5
-        self.calls = max(1, min(int(QUEUE_S / host_s), int(GPU_S / whole_s), 400))
+        self.each_s = (perf_counter() - start) / 5
+        self.calls = max(1, min(int(QUEUE_S / host_s), int(GPU_S / self.each_s), 400))
         self.sleep_s = 1.5 * self.calls * host_s + 1e-4
 
     def sample(self) -> tuple[float, float]:
         """(GPU seconds, host seconds) a call."""
         for attempt in range(TRIES):
             torch.cuda.synchronize()
-            torch.cuda._sleep(int(self.sleep_s * CYCLES_PER_S))
+            self._occupy(attempt)
             self.begin.record()
             start = perf_counter()
             for _ in range(self.calls):
@@ -122,9 +126,23 @@ class CudaTimer:
             self.calls = max(1, self.calls // 2) if attempt else self.calls
         return gpu_s, host_s
 
+    def _occupy(self, attempt: int) -> None:
+        """Something for the GPU to do while the host queues the calls."""
+        torch.cuda._sleep(int(self.sleep_s * CYCLES_PER_S))
+
     def _call(self) -> None:
         self.step(self.at)
         self.at = (self.at + 1) % self.sets
+
+
+class SteadyTimer(CudaTimer):
+    """Samples of one function at the clock that its own power leaves."""
+
+    def _occupy(self, attempt: int) -> None:
+        for _ in range(ceil(STEADY_S / self.each_s)):
+            self._call()
+        if attempt:  # the host is not faster than the GPU
+            super()._occupy(attempt)
 
 
 class GraphTimer(CudaTimer):
@@ -171,11 +189,12 @@ class CpuTimer:
         return each, each
 
 
-def timer(step: Step, sets: int, device: str, in_graph: bool = False) -> CudaTimer | CpuTimer:
+def timer(step: Step, sets: int, device: str, in_graph: bool = False, steady: bool = False) -> CudaTimer | CpuTimer:
     """For one function; `prepare` it before the first sample."""
     if not device.startswith("cuda"):
         return CpuTimer(step, sets)
-    return GraphTimer(step, sets) if in_graph else CudaTimer(step, sets)
+    kind = GraphTimer if in_graph else SteadyTimer if steady else CudaTimer
+    return kind(step, sets)
 
 
 def balanced_orders(count: int) -> list[list[int]]:
@@ -185,9 +204,10 @@ def balanced_orders(count: int) -> list[list[int]]:
     return orders if count % 2 == 0 else [*orders, *(order[::-1] for order in orders)]
 
 
-def time_in_turn(steps: Mapping[str, Step], sets: int, device: str, repeats: int = 7, in_graph: bool = False) -> dict[str, Timed]:
+def time_in_turn(steps: Mapping[str, Step], sets: int, device: str, repeats: int = 7, in_graph: bool = False,
+                 steady: bool = False) -> dict[str, Timed]:  # fmt: skip
     """Each function's times, sampled in turn; one that raises is out, with its error, and the others go on."""
-    timers = {name: timer(step, sets, device, in_graph) for name, step in steps.items()}
+    timers = {name: timer(step, sets, device, in_graph, steady) for name, step in steps.items()}
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     found: dict[str, Timed] = {}
     names, orders = list(timers), balanced_orders(len(timers))
