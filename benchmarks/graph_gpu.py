@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ridgeline.estimate.processor import estimate
-from ridgeline.kernel.bench.timing import Timed, set_count, time_in_turn
+from ridgeline.kernel.bench.timing import CudaTimer, GraphTimer, Timed, set_count, time_in_turn
 from ridgeline.measure.environment import machine_name
 from ridgeline.target.load import catalog_names, load_target
 from ridgeline.transform.graph.optimize import optimize
@@ -180,7 +180,7 @@ def measured(kind: str, size: Size, device: str, dtype: torch.dtype, repeats: in
     sets = set_count(inputs[0].nbytes, 4 * inputs[0].nbytes, device)
     rows = []
     for in_graph in (False, True) if device.startswith("cuda") else (False,):
-        found = time_in_turn(steps_of(made, inputs, sets), sets, device, repeats, in_graph)
+        found = time_in_turn(steps_of(made, inputs, sets), sets, device, repeats, GraphTimer if in_graph else CudaTimer)
         for name, timed in found.items():
             row = {
                 "block": kind, "tokens": size.tokens, "hidden": size.hidden, "intermediate": size.intermediate, "heads": size.heads,

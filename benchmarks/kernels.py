@@ -5,6 +5,7 @@ python benchmarks/kernels.py --everything           all sizes and anchors, forwa
 python benchmarks/kernels.py --sizes large,xlarge   these size classes, forward and backward
 python benchmarks/kernels.py --wins                 also writes src/ridgeline/kernel/tables/<device>-wins.json: from which size on
                                                     ours beat eager torch and torch.compile; lines of ops not measured stay
+python benchmarks/kernels.py --steady               anchors that tensor cores limit, under load; results/kernel-steady-<machine>.json
 --ops a,b,c and --dtypes x,y choose; --budget SECONDS starts no row after that; --out DIR puts every file there.
 
 Rows are written after every op, so a run that is stopped loses little. In --wins an op whose rows were not all measured gets no
@@ -50,6 +51,9 @@ def options() -> argparse.Namespace:
     which.add_argument("--only-anchors", action="store_true", help="anchors alone (the default)")
     which.add_argument("--everything", action="store_true", help="all sizes and anchors")
     which.add_argument("--sizes", help="size classes, separated by commas")
+    which.add_argument(
+        "--steady", action="store_true", help="anchors that tensor cores limit, each sample after 0.1 s of the same function"
+    )
     which.add_argument("--wins", action="store_true", help="measure where ours win, and write the table")
     parser.add_argument("--ops", help="operators, separated by commas")
     parser.add_argument("--dtypes", help="dtypes, separated by commas")
@@ -74,6 +78,8 @@ def plan(cases: dict[str, Case], given: argparse.Namespace) -> list[Wanted]:
         rows = planned(chosen, given.sizes.split(",") if given.sizes else SIZE_CLASSES, backward=True)
     else:
         rows = planned(chosen, ["anchors"])
+        if given.steady:
+            rows = [row for row in rows if row.case.flops and not row.case.in_graph]
     dtypes = {parse_dtype(name) for name in given.dtypes.split(",")} if given.dtypes else None
     return [row for row in rows if dtypes is None or row.dtype in dtypes]
 
@@ -93,7 +99,7 @@ class Files:
         self.machine = {**machine(given.device), "ceilings": ceilings}
         slug = device_slug() if given.device.startswith("cuda") else "cpu"
         self.label = slug.removeprefix("nvidia-")
-        self.what = "wins" if given.wins else "rows" if given.everything or given.sizes else "anchors"
+        self.what = "steady" if given.steady else "wins" if given.wins else "rows" if given.everything or given.sizes else "anchors"
         self.table = (given.out or TABLES) / f"{slug}-wins.json"
         self.shipped = TABLES / f"{slug}-wins.json"
 
@@ -131,7 +137,7 @@ def measure(rows: list[Wanted], given: argparse.Namespace, until: float) -> tupl
     ceilings = measure_ceilings(given.device)
     quick = given.wins
     settings = Settings(given.device, repeats=given.repeats, compiled=not given.no_compile, peers=not quick, errors=not quick,
-                        tune=given.tune, keep=not quick)  # fmt: skip
+                        tune=given.tune, keep=not quick, steady=given.steady)  # fmt: skip
     files = Files(given, ceilings.to_json())
     sys.stderr.write(heading({"machine": files.machine, "ceilings": ceilings.to_json()}) + "\n")
     done: list[dict[str, Any]] = []

@@ -30,7 +30,7 @@ import torch
 from common import RESULTS, write_results
 from torch import nn
 
-from ridgeline.kernel.bench.timing import set_count, time_in_turn
+from ridgeline.kernel.bench.timing import GraphTimer, set_count, time_in_turn
 from ridgeline.measure.environment import machine_name
 from ridgeline.search.recipe import Recipe, load_recipe, train_network
 from ridgeline.search.spaces.space import load_space, point_of
@@ -224,7 +224,6 @@ def matched(options: argparse.Namespace) -> tuple[str, Row]:
 def latencies(options: argparse.Namespace, name: str) -> tuple[float, float]:
     """Milliseconds of a hand-made network and of the found one; in a CUDA graph, whatever the host's share of many small launches."""
     nets = {name: made_by_hand(name, 0), "found": found_network(options, 0)}
-    cuda = options.device.startswith("cuda")
     dtype = getattr(torch, pass_dtype(options))
     images = torch.randn(options.latency_batch, 3, 32, 32, device=options.device, dtype=dtype).to(memory_format=torch.channels_last)
     sets = set_count(images.nbytes, 4 * images.nbytes, options.device)
@@ -232,7 +231,7 @@ def latencies(options: argparse.Namespace, name: str) -> tuple[float, float]:
     for net in nets.values():
         net.eval().requires_grad_(False).to(options.device, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
     steps = {one: (lambda at, net=net: net(inputs[at])) for one, net in nets.items()}
-    timed = time_in_turn(steps, sets, options.device, 7, cuda)
+    timed = time_in_turn(steps, sets, options.device, 7, GraphTimer)
     for one, taken in timed.items():
         if taken.gpu_ms is None:
             raise SystemExit(f"{one} could not be timed: {taken.error}")

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +23,9 @@ from ridgeline.kernel.bench import timing as timing_module
 from ridgeline.kernel.bench.history import append, entry, history_file, read_history, regression
 from ridgeline.kernel.bench.launches import KernelUse, kernels_used, occupancy
 from ridgeline.kernel.bench.rows import BenchRow, Wanted, judge, parse_dtype
-from ridgeline.kernel.bench.run import check_device, measure_row
+from ridgeline.kernel.bench.run import _sampling, check_device, measure_row
 from ridgeline.kernel.bench.subjects import Subjects, errors
-from ridgeline.kernel.bench.timing import CudaTimer, GraphTimer, SteadyTimer, Timed, balanced_orders, set_count, time_in_turn
+from ridgeline.kernel.bench.timing import CudaTimer, GraphTimer, RestedTimer, SteadyTimer, Timed, balanced_orders, set_count, time_in_turn
 from ridgeline.kernel.bench.tune import looked_up, tune_step
 from ridgeline.kernel.case import Anchor, Case
 from tests.support import ROOT
@@ -322,6 +323,29 @@ def test_a_steady_sample_follows_a_tenth_of_a_second_of_the_same(monkeypatch: py
     assert (len(gpu.sets) - before - one.calls) * max(gpu_us, 10) * 1e-6 >= 0.09 and gpu.host_s - began > 0.1
     assert (gpu.slept > slept) is (gpu_us < 10)  # only where the host would not be ahead without
     assert gpu.sets == [i % 4 for i in range(len(gpu.sets))]
+
+
+def test_a_rested_sample_is_short_and_comes_after_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeGpu()
+    gpu.each_s = 200e-6
+    monkeypatch.setattr(timing_module.torch, "cuda", gpu)
+    monkeypatch.setattr(timing_module, "perf_counter", lambda: gpu.host_s)
+    one = RestedTimer(gpu.call, 4)
+    one.prepare()
+    began = gpu.host_s
+    gpu_s, _ = one.sample()
+    assert one.ahead and gpu_s == pytest.approx(200e-6, rel=0.05) and 5 <= one.calls <= 25
+    assert gpu.host_s - began == pytest.approx(timing_module.REST_S + one.calls * gpu_s, rel=0.05)
+
+
+def test_rows_limited_by_tensor_cores_are_sampled_alike() -> None:
+    gpu = Settings("cuda", repeats=5)
+    row = BenchRow("op", (4,), torch.float32, False, "large", "cuda", Timed(), ceiling="compute", ceiling_ms=0.2)
+    assert _sampling(row, wanted(), gpu) == (RestedTimer, 12) and "rest" in row.notes[0]
+    assert _sampling(row, wanted(), replace(gpu, steady=True)) == (SteadyTimer, 12)
+    assert _sampling(replace(row, ceiling_ms=0.02), wanted(), replace(gpu, steady=True)) == (RestedTimer, 12)
+    assert _sampling(replace(row, ceiling="copy"), wanted(), gpu) == (CudaTimer, 5)
+    assert _sampling(row, wanted(in_graph=True), gpu) == (GraphTimer, 5)
 
 
 def test_gpu_time_in_a_graph_is_that_of_its_replay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,11 +23,13 @@ from .history import append, entry, history_file, read_history, regression
 from .launches import kernels_used, multiprocessor
 from .rows import BenchRow, Wanted, dtype_name, judge
 from .subjects import Subjects, errors
-from .timing import Timed, failed, on, time_in_turn
+from .timing import CudaTimer, GraphTimer, RestedTimer, SteadyTimer, Timed, failed, on, time_in_turn
 from .tune import tune_step
 
-STEADY_REPEATS = 12
-"""Rows limited by tensor cores: twice each of three functions' orders, three times of two's or four's."""
+COMPUTE_REPEATS = 12
+"""Of rows limited by tensor cores: every order of three functions twice, of four three times."""
+STEADY_MS = 0.1
+"""Calls shorter than that do not keep the GPU at work: the host is slower."""
 SMALL_OUTPUT = 1 / 16
 """A call that writes less than this share of its bytes is held against the read ceiling."""
 
@@ -44,6 +46,8 @@ class Settings:
     tune: bool = False
     keep: bool = True
     """Append to the history."""
+    steady: bool = False
+    """Rows limited by tensor cores: at the clock that their own power leaves, instead of a rested GPU's."""
 
     @property
     def cuda(self) -> bool:
@@ -148,12 +152,23 @@ def _fill(row: BenchRow, wanted: Wanted, ceilings: Ceilings, settings: Settings)
         row.tuned = tune_step(steps["ours"], len(subjects.sets), settings.device)
     if wanted.case.in_graph and settings.cuda:
         row.notes.append("GPU times in a CUDA graph")
-    steady = row.ceiling == "compute" and settings.cuda
-    repeats = max(settings.repeats, STEADY_REPEATS) if steady else settings.repeats
-    times = time_in_turn(steps, len(subjects.sets), settings.device, repeats, wanted.case.in_graph, steady)
+    kind, repeats = _sampling(row, wanted, settings)
+    times = time_in_turn(steps, len(subjects.sets), settings.device, repeats, kind)
     times |= {name: failed(error) for name, error in failures.items()}
     row.ours, row.eager, row.compile = times.pop("ours"), times.pop("eager"), times.pop("compile", None)
     row.peers = times
+
+
+def _sampling(row: BenchRow, wanted: Wanted, settings: Settings) -> tuple[type[CudaTimer], int]:
+    """(how samples are taken, how many)."""
+    if wanted.case.in_graph:
+        return GraphTimer, settings.repeats
+    if row.ceiling != "compute":
+        return CudaTimer, settings.repeats
+    steady = settings.steady and (row.ceiling_ms or 0.0) >= STEADY_MS
+    if settings.cuda:
+        row.notes.append("each sample after 0.1 s of the same function" if steady else "short samples after a rest")
+    return (SteadyTimer if steady else RestedTimer), max(settings.repeats, COMPUTE_REPEATS if settings.cuda else 0)
 
 
 def _errors(row: BenchRow, subjects: Subjects) -> None:

@@ -8,7 +8,8 @@ That the host was ahead is checked: the first event must not have happened when 
 then N shrinks. Ops of decoding (`Case.in_graph`) are timed in a CUDA graph of N calls instead, as they are used. Results are kept
 until their set comes round again, so that outputs too go to device memory. Functions are sampled in turn, in orders in which each
 follows each other equally often: the GPU's clock drifts, and after a function that draws little power it is higher for the next.
-`steady`: that of tensor cores follows the power of the last tenth of a second, which is then spent on the same function first.
+Where tensor cores are the limit, the clock follows the power of the last tenth of a second, by up to a sixth: a sample is either short
+and comes after a rest (RestedTimer), or follows a tenth of a second of the same function (SteadyTimer).
 On the CPU both times are perf_counter's.
 Queued kernels must stay under the 1,024 the driver takes: no launch costs the host less than 4 µs, so 3.6 ms of host time are under 900.
 """
@@ -29,6 +30,8 @@ from ...core.timing import garbage_collector_off, summarise
 QUEUE_S = 3.6e-3
 GPU_S = 25e-3
 """Most GPU time of one sample."""
+REST_S, BURST_S = 0.05, 5e-3
+"""Of a rested sample: how long the GPU all but idles before it, and its most GPU time."""
 STEADY_S = 0.1
 """GPU time of the calls before a steady sample."""
 CYCLES_PER_S = 2e9
@@ -79,6 +82,8 @@ def set_count(read_bytes: int, stored_bytes: int, device: str) -> int:
 class CudaTimer:
     """Samples of one function on the current CUDA device."""
 
+    most_s = GPU_S
+
     def __init__(self, step: Step, sets: int) -> None:
         self.step, self.sets, self.at = step, sets, 0
         self.ahead = True
@@ -102,7 +107,7 @@ class CudaTimer:
         host_s = (perf_counter() - start) / 5
         torch.cuda.synchronize()
         self.each_s = (perf_counter() - start) / 5
-        self.calls = max(1, min(int(QUEUE_S / host_s), int(GPU_S / self.each_s), 400))
+        self.calls = max(1, min(int(QUEUE_S / host_s), int(self.most_s / self.each_s), 400))
         self.sleep_s = 1.5 * self.calls * host_s + 1e-4
 
     def sample(self) -> tuple[float, float]:
@@ -133,6 +138,16 @@ class CudaTimer:
     def _call(self) -> None:
         self.step(self.at)
         self.at = (self.at + 1) % self.sets
+
+
+class RestedTimer(CudaTimer):
+    """Samples of one function at the clock of a GPU that was not at work."""
+
+    most_s = BURST_S
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.sleep_s = max(self.sleep_s, REST_S)
 
 
 class SteadyTimer(CudaTimer):
@@ -189,12 +204,9 @@ class CpuTimer:
         return each, each
 
 
-def timer(step: Step, sets: int, device: str, in_graph: bool = False, steady: bool = False) -> CudaTimer | CpuTimer:
-    """For one function; `prepare` it before the first sample."""
-    if not device.startswith("cuda"):
-        return CpuTimer(step, sets)
-    kind = GraphTimer if in_graph else SteadyTimer if steady else CudaTimer
-    return kind(step, sets)
+def timer(step: Step, sets: int, device: str, kind: type[CudaTimer] = CudaTimer) -> CudaTimer | CpuTimer:
+    """For one function, of that kind on a GPU; `prepare` it before the first sample."""
+    return kind(step, sets) if device.startswith("cuda") else CpuTimer(step, sets)
 
 
 def balanced_orders(count: int) -> list[list[int]]:
@@ -204,10 +216,10 @@ def balanced_orders(count: int) -> list[list[int]]:
     return orders if count % 2 == 0 else [*orders, *(order[::-1] for order in orders)]
 
 
-def time_in_turn(steps: Mapping[str, Step], sets: int, device: str, repeats: int = 7, in_graph: bool = False,
-                 steady: bool = False) -> dict[str, Timed]:  # fmt: skip
+def time_in_turn(steps: Mapping[str, Step], sets: int, device: str, repeats: int = 7,
+                 kind: type[CudaTimer] = CudaTimer) -> dict[str, Timed]:  # fmt: skip
     """Each function's times, sampled in turn; one that raises is out, with its error, and the others go on."""
-    timers = {name: timer(step, sets, device, in_graph, steady) for name, step in steps.items()}
+    timers = {name: timer(step, sets, device, kind) for name, step in steps.items()}
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     found: dict[str, Timed] = {}
     names, orders = list(timers), balanced_orders(len(timers))
@@ -234,9 +246,9 @@ def time_in_turn(steps: Mapping[str, Step], sets: int, device: str, repeats: int
     return {name: found[name] for name in steps}
 
 
-def gpu_seconds(step: Step, sets: int, device: str, repeats: int = 3, in_graph: bool = False) -> float:
+def gpu_seconds(step: Step, sets: int, device: str, repeats: int = 3, kind: type[CudaTimer] = CudaTimer) -> float:
     """Median GPU time of a call (the host's on the CPU); raises what the function raises."""
-    one = timer(step, sets, device, in_graph)
+    one = timer(step, sets, device, kind)
     with garbage_collector_off():
         one.prepare()
         return summarise([one.sample()[0] for _ in range(repeats)]).median_s
