@@ -233,6 +233,13 @@ def kernel_attention(data: Row) -> str:
     return f"Causal, {'; '.join(words)}.\n"
 
 
+def kernel_steady(data: Row) -> str:
+    """Rows that tensor cores limit, under lasting load: calls long enough for the GPU to be busy throughout."""
+    keep = [place for place, name in enumerate(HEAD) if name not in ("dtype", "limit", "others", "of ceiling")]
+    rows = [row for row in data["rows"] if row["ceiling"] == "compute" and row["ceiling_ms"] >= 0.1]
+    return "\n" + table(tuple(HEAD[place] for place in keep), [[anchor_cells(row)[place] for place in keep] for row in rows]) + "\n"
+
+
 def kernel_training(data: Row) -> str:
     """Time of a step and loss, with and without."""
     head = ("variant", "sequences", "steps", "a step", "times as fast", "largest difference of the loss", "ran in place of torch's")
@@ -324,6 +331,7 @@ def test_kernel_pages_equal_their_results() -> None:
     assert between("docs/kernels.md", "kernel-anchors") == kernel_anchors(data)
     assert between("README.md", "kernel-excerpt") == kernel_excerpt(data)
     assert between("docs/kernels.md", "kernel-attention") == kernel_attention(data)
+    assert between("docs/kernels.md", "kernel-steady") == kernel_steady(results("kernel-steady-h200"))
     assert {row["op"] for row in data["rows"]} >= {op for op, _, _ in EXCERPT} | {"attention"}
     assert all(row["vs_eager"] < 1 for row in data["rows"] if row["op"] == "flash_attention"), "the page says torch's attention is faster"
 

@@ -48,19 +48,6 @@ def product_table() -> str:
     return "\n".join(lines)
 
 
-def alone_table() -> str:
-    """linear_int8 and linear_int4 of the anchors' shapes: each waits for the one before it, or overlaps."""
-    lines = ["| product | by itself, µs | % of the limit | overlapping, µs | % of the limit |", "| --- | --- | --- | --- | --- |"]
-    for bits in (8, 4):
-        for shape in ([1, 14336, 4096], [1, 4096, 14336]):
-            mine = [row for row in rows() if row["op"] == f"gemv_{bits}" and row["shape"] == shape and not row["gated"]]
-            alone = next(row for row in mine if row["way"] == f"linear_int{bits}" and not row["overlap"])
-            overlapping = next(row for row in mine if row["way"] == "gemv" and row["overlap"] and row["config"] is None)
-            cells = [cell for row in (alone, overlapping) for cell in (f"{row['us']:.1f}", f"{100 * row['of_limit']:.0f}")]
-            lines.append(f"| int{bits}_linear {'x'.join(map(str, shape))} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
 def between(marker: str) -> str:
     page = (ROOT / "docs" / "kernels.md").read_text(encoding="utf-8")
     return page.split(f"<!-- {marker} -->")[1].split("<!-- end -->")[0].strip()
@@ -69,7 +56,6 @@ def between(marker: str) -> str:
 def test_page_has_the_measured_layers_and_products() -> None:
     assert between("kernel-decode") == decode_table()
     assert between("kernel-products") == product_table()
-    assert between("kernel-by-itself") == alone_table()
 
 
 def test_the_table_takes_what_is_fastest_in_a_layer_before_what_is_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

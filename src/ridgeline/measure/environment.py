@@ -20,8 +20,8 @@ from .counters import machine_counters
 from .power import Unavailable, power_reading
 
 OPTIONAL = (
-    "onnx", "onnxruntime", "transformers", "tokenizers", "triton", "torchao", "torch-pruning", "optuna", "scikit-learn", "lightgbm",
-    "fastapi", "uvicorn", "httpx", "ray",
+    "onnx", "onnxruntime", "transformers", "tokenizers", "triton", "torchao", "torch-pruning", "optuna", "scikit-learn",
+    "fastapi", "uvicorn", "httpx",
 )  # fmt: skip
 REQUIRED = ("torch", "numpy", "pydantic", "typer", "rich", "safetensors", "jinja2")
 
