@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ridgeline.core.errors import OptionError, UnknownNameError
+from ridgeline.search.front import hypervolume
 from ridgeline.search.spaces.space import Point, Space, load_space
 from ridgeline.search.strategies import STRATEGIES, Ask, Strategy, make_strategy
 from ridgeline.search.strategy.acquisition import choose
@@ -19,6 +20,7 @@ from ridgeline.search.strategy.base import ordered
 from ridgeline.search.strategy.controller import Controller
 from ridgeline.search.strategy.evolution import Evolution
 from ridgeline.search.strategy.halving import Halving
+from ridgeline.search.strategy.model import ModelSearch
 from ridgeline.search.strategy.screen import chance_to_fit
 from tests.support import FULL, full_or_tenth
 
@@ -242,3 +244,59 @@ def test_long_runs_replay(name: str) -> None:
     for ask in steps(first, 140, 2):
         second.tell(ask, *worth(ask.point, 2))
     assert steps(first, 5, 2) == steps(second, 5, 2)
+
+
+def knowing(name: str, seed: int, **options: Any) -> Strategy:
+    """A strategy that knows the second objective, and that point[2] must be small."""
+    return made(name, space(), objectives=2, trials=24, seed=seed, known=lambda p: ((None, -float(sum(p))), p[2] < 3), **options)
+
+
+@pytest.mark.parametrize("name", ["model", "evolution"])
+def test_what_is_known_is_not_guessed_and_no_known_limit_is_broken(name: str) -> None:
+    """The same after a journal was told again; without knowledge a third of the points would be refused."""
+    for seed in range(3):
+        first, again, asked = knowing(name, seed), knowing(name, seed), []
+        for _ in range(24):
+            ask = first.ask()
+            assert again.ask() == ask and ask.point[2] < 3
+            for strategy in (first, again):
+                strategy.tell(ask, [float(ask.point[0] == 3) + float(ask.point[1] == 2), -float(sum(ask.point))])
+            asked.append(ask.point)
+        screen = first.pool.screen if isinstance(first, ModelSearch) else first.screen  # type: ignore[attr-defined, union-attr]
+        points = [space().random(np.random.default_rng(one)) for one in range(20)]
+        (_, deviation), (known, sure) = (guess for guess in screen.guesses(points)[0])
+        assert known.tolist() == [-float(sum(point)) for point in points] and sure.max() < 1e-6 < deviation.min()
+        assert [bool(kept) for kept in screen.feasible(points) > 0] == [point[2] < 3 for point in points]
+
+
+def test_first_points_are_spread_over_known_costs() -> None:
+    costs = []
+    for seed in range(6):
+        strategy = made("model", space(), objectives=2, trials=32, seed=seed, known=lambda point: ((None, -float(sum(point))), True))
+        for _ in range(8):
+            ask = strategy.ask()
+            costs.append(sum(ask.point))
+            strategy.tell(ask, [0.0, -float(costs[-1])])
+    drawn = [sum(space().random(np.random.default_rng(one))) for one in range(500)]
+    assert np.std(costs) > 1.2 * np.std(drawn)
+
+
+def test_known_costs_find_a_larger_front() -> None:
+    """Of a sum over decisions against another one; the mean over seeds, and the same where the knowledge is wrong is worse."""
+
+    def reached(known: Any) -> float:
+        volumes = []
+        for seed in range(full_or_tenth(40)):
+            strategy, values = made("model", space(), objectives=2, trials=16, seed=seed, known=known), []
+            for _ in range(16):
+                ask = strategy.ask()
+                values.append([float(sum(choice == 3 for choice in ask.point)), -float(cost(ask.point))])
+                strategy.tell(ask, values[-1])
+            volumes.append(hypervolume(np.array(values), (-0.5, -31.0)))
+        return float(np.mean(volumes))
+
+    def cost(point: Point) -> float:
+        return float(sum((place + 1) * (choice > 1) for place, choice in enumerate(point)) + sum(point) / 3)
+
+    right = reached(lambda point: ((None, -cost(point)), True))
+    assert right > reached(None) and right > reached(lambda point: ((None, cost(point)), True))

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError, unknown_name
-from .strategy.base import Ask, Base, Strategy
+from .strategy.base import Ask, Base, Known, Strategy
 from .strategy.chance import RandomSearch
 from .strategy.controller import Controller
 from .strategy.engines import GeneticSearch, TreeSearch
@@ -43,8 +43,10 @@ STRATEGIES: dict[str, type[Base]] = {
 }
 
 
-def make_strategy(name: str, space: Space, *, objectives: int, budget_trials: int | None, seed: int, **settings: Any) -> Strategy:
-    """`settings` are the strategy's own; one it does not have is an error."""
+def make_strategy(
+    name: str, space: Space, *, objectives: int, budget_trials: int | None, seed: int, known: Known | None = None, **settings: Any
+) -> Strategy:  # fmt: skip
+    """`settings` are the strategy's own; one it does not have is an error. `known`: what costs no training to know (base.py)."""
     if name not in STRATEGIES:
         raise unknown_name("strategy", name, STRATEGIES, see="`ridgeline search --help`")
     if objectives < 1 or (budget_trials is not None and budget_trials < 1) or seed < 0:
@@ -53,9 +55,12 @@ def make_strategy(name: str, space: Space, *, objectives: int, budget_trials: in
             why="objectives and trials start at 1, seeds at 0",
             do="give such",
         )
-    make: Callable[..., Strategy] = STRATEGIES[name]
-    known = [one for one, kind in inspect.signature(make).parameters.items() if kind.kind is inspect.Parameter.KEYWORD_ONLY]
+    make: Callable[..., Base] = STRATEGIES[name]
+    own = [one for one, kind in inspect.signature(make).parameters.items() if kind.kind is inspect.Parameter.KEYWORD_ONLY]
     for setting in settings:
-        if setting not in known:
-            raise unknown_name(f"setting of strategy {name}", setting, known, see="docs/search.md")
-    return make(space, objectives, budget_trials, seed, **settings)
+        if setting not in own:
+            raise unknown_name(f"setting of strategy {name}", setting, own, see="docs/search.md")
+    strategy = make(space, objectives, budget_trials, seed, **settings)
+    if known is not None:
+        strategy.know(known)
+    return strategy

@@ -2,6 +2,8 @@
 
 ask() ──> Ask(point, fidelity)     evaluate it     tell(ask, objectives [larger is better], feasible)     best() ──> the point to ship
 
+know(known) before the first ask: what costs no training to know, so that it is not guessed.
+
 A proposal is drawn with a generator of (seed, number of tells) and changes nothing; only tells do. So a strategy is a function of
 (seed, settings, tells): ask() again before tell() gives the same Ask, and telling a fresh one what a journal holds brings it to the same
 state, with or without the asks between.
@@ -20,6 +22,8 @@ from ...core.errors import OptionError
 if TYPE_CHECKING:
     from ..spaces.space import Point, Space
 
+Known = Callable[["Point"], tuple[tuple[float | None, ...], bool]]
+"""Point ──> objectives that are known without a training (None: the others), and whether it keeps the limits on what is known."""
 TRIES = 100
 """Draws before a point that was already told is asked again."""
 
@@ -51,6 +55,11 @@ class Base:
         self.refused: dict[Point, None] = {}  # infeasible, or without a finite number; in order
         self.seen: set[Point] = set()  # canonical forms of both
         self.pending: Ask | None = None
+        self.known: Known | None = None
+
+    def know(self, known: Known) -> None:
+        """What costs no training to know; the same for a point every time."""
+        self.known = known
 
     def ask(self) -> Ask:
         if self.pending is None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ...core.errors import OptionError
 from .acquisition import hopes
-from .base import Ask, Base, standardised
+from .base import Ask, Base, Known, standardised
 from .screen import Screen
 
 if TYPE_CHECKING:
@@ -51,6 +51,11 @@ class Evolution(Base):
         self.parents: list[Point] | None = None  # the first ones, by proxies
         self.screen = Screen(space) if screen else None
 
+    def know(self, known: Known) -> None:
+        super().know(known)
+        if self.screen:
+            self.screen.known = known
+
     def propose(self) -> Ask:
         if len(self.alive) < self.population:
             return Ask(self._first())
@@ -72,7 +77,7 @@ class Evolution(Base):
         for point in self.parents or ():
             if self.space.canonical(point) not in self.seen:
                 return point
-        if self.screen is None or not self.refused:
+        if self.screen is None or not (self.refused or self.known):
             return self.chance()
         drawn = [self.chance() for _ in range(CHILDREN)]
         return drawn[int(np.argmax(self.screen.feasible(drawn)))]

@@ -3,6 +3,7 @@
 listed space   (a table) every point is a candidate; one that computes the same as one told is closed
 any other      candidates are drawn anew for each ask: mutations and crossings of the best told, and random points
 
+Where costs are known beforehand (a latency table), the first points are spread over them, and none that breaks a limit is asked for.
 The winner is the told point whose smoothed first objective is best: one training is noisy, its neighbours' say more.
 """
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from ..surrogate import Surrogate
 from .acquisition import choose, hopeful
-from .base import Ask, Base, beaten, ordered
+from .base import Ask, Base, Known, beaten, ordered
 from .screen import Screen, chance_to_fit
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ a draw: chosen on CIFAR-100 and ImageNet16-120, among some forty settings."""
 PARENTS, CANDIDATES = 12, 96
 NEAR, NEIGHBOURS = 3, 24
 """With several objectives every third trial is next to the front, on it or not: accuracies of short trainings misjudge small nets."""
+SPREAD, GOLDEN = 32, 0.6180339887498949
 MOST_LISTED = 5000
 """Observations a listed space's process can hold."""
 
@@ -51,13 +53,30 @@ class ModelSearch(Base):
         self.first = min(first, max(2, (budget_trials or 4 * first) // 4))
         self.pool: _Pool = _Drawn(self) if listed is None else _Everything(self, listed)
 
+    def know(self, known: Known) -> None:
+        super().know(known)
+        self.pool.know(known)
+
     def propose(self) -> Ask:
         if len(self.told) < self.first:
-            return Ask(self.pool.chance())
+            return Ask(self.pool.chance() if self.known is None else self._spread(self.known))
         values = np.array(list(self.told.values()))
         if self.objectives > 1 and self.tells % NEAR == 0 and (point := self._near(values)):
             return Ask(point)
         return Ask(self.pool.pick(values) or self.pool.chance())
+
+    def _spread(self, known: Known) -> Point:
+        """A random point within the limits; of SPREAD such the one nearest to another cost each time: the golden ratio's multiples."""
+        drawn = list(dict.fromkeys(self.pool.chance() for _ in range(SPREAD)))
+        found = [(known(point)[0], point) for point in drawn if known(point)[1]]
+        if not found:
+            return drawn[0]
+        costs = [place for place in range(self.objectives) if found[0][0][place] is not None]
+        if not costs:
+            return found[0][1]
+        cost = np.array([values[costs[0]] for values, _ in found], dtype=float)
+        wanted = cost.min() + self.tells * GOLDEN % 1 * (cost.max() - cost.min())
+        return found[int(np.argmin(np.abs(cost - wanted)))][1]
 
     def _near(self, values: Any) -> Point | None:
         """The most hopeful new neighbour of a random point of the front."""
@@ -102,6 +121,9 @@ class _Pool:
     def learn(self, point: Point, values: tuple[float, ...] | None) -> None:
         raise NotImplementedError
 
+    def know(self, known: Known) -> None:
+        """Costs that need no guess."""
+
     def smoothed(self, told: list[Point]) -> Any:
         raise NotImplementedError
 
@@ -123,6 +145,9 @@ class _Drawn(_Pool):
 
     def learn(self, point: Point, values: tuple[float, ...] | None) -> None:
         self.screen.add(point, values)
+
+    def know(self, known: Known) -> None:
+        self.screen.known = known
 
     def smoothed(self, told: list[Point]) -> Any:
         return self.screen.guesses(told)[0][0][0]

@@ -1,6 +1,7 @@
 """Guesses for any candidates of any space, from what was told: one process an objective, one for being feasible.
 
 Screen.add(point, values or None) ...     guesses(candidates) ──> [(mean, deviation)], chance of being feasible [m]
+  known(point): costs that a latency table states take the place of guesses, and a limit they break makes the chance 0
 
 Length and noise are chosen anew whenever a tenth more is known, as it is told. Of more than MOST answers, the best and the latest are kept.
 """
@@ -14,7 +15,7 @@ import numpy as np
 
 from ..surrogate import fit, posterior
 from .acquisition import Guess, normal_share
-from .base import ordered
+from .base import Known, ordered
 
 if TYPE_CHECKING:
     from ..spaces.space import Point, Space
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 MOST = 400
 FIRST, FIRST_NOISE = 8, 0.1
 """Answers before a fit, and the noise until then."""
+SURE = 1e-9
+"""Deviation of what is known, as a share of its size."""
 
 
 class Screen:
@@ -32,6 +35,7 @@ class Screen:
         self.flags: dict[Point, Any] = {}
         self.fits: list[tuple[float, float]] = []
         self.fitted = 0
+        self.known: Known | None = None
 
     def add(self, point: Point, values: tuple[float, ...] | None) -> None:
         self.flags[point] = self.space.features([point])[0]
@@ -49,12 +53,25 @@ class Screen:
         flags, asked = np.stack([self.flags[point] for point in points]), self.space.features(candidates)
         fits = self.fits or [(self.usual(), FIRST_NOISE)] * values.shape[1]
         found = [posterior(flags, column, asked, *constants) for column, constants in zip(values.T, fits, strict=True)]
-        return found, chance_to_fit(self.flags, self.refused, asked, fits[0][0])
+        for place, column in self._known_columns(candidates):
+            found[place] = column, np.full(len(column), SURE * (1 + float(np.abs(column).max())))
+        return found, chance_to_fit(self.flags, self.refused, asked, fits[0][0]) * self._kept_limits(candidates)
 
     def feasible(self, candidates: Sequence[Point]) -> Any:
         """The chance of each to keep the limits, [m]."""
         length = self.fits[0][0] if self.fits else self.usual()
-        return chance_to_fit(self.flags, self.refused, self.space.features(candidates), length)
+        return chance_to_fit(self.flags, self.refused, self.space.features(candidates), length) * self._kept_limits(candidates)
+
+    def _known_columns(self, candidates: Sequence[Point]) -> list[tuple[int, Any]]:
+        """(place, values [m]) of the objectives that need no guess."""
+        if self.known is None:
+            return []
+        columns = enumerate(zip(*(self.known(point)[0] for point in candidates), strict=True))
+        return [(place, np.array(column)) for place, column in columns if None not in column]
+
+    def _kept_limits(self, candidates: Sequence[Point]) -> Any:
+        """[m]: 0 where a known cost breaks a limit, else 1."""
+        return 1.0 if self.known is None else np.array([float(self.known(point)[1]) for point in candidates])
 
     def usual(self) -> float:
         """A length before there is enough to fit one: that of all decisions differing."""

@@ -70,13 +70,18 @@ class Costing:
         return {name: known[name] for name in wanted}
 
     def _found(self, space: Space, point: Point, names: list[str], report: Callable[[str], None] | None) -> dict[str, float]:
-        found: dict[str, float] = {}
-        if self.table is not None and "latency" in names:
-            found["latency"] = self.table.predict(space, point)
-        if self.table is not None and "energy" in names and self.target == self.table.target:
-            found["energy"] = self.table.energy_j(space, point)
+        found = self.tabled(space, point, names)
         left = [name for name in names if name not in found]
         return {**self.of_model(space.build(point, seed=0), space.input_shape, left, report), **found} if left else found
+
+    def tabled(self, space: Space, point: Point, names: Iterable[str]) -> dict[str, float]:
+        """What the table says of these; nothing is built for it."""
+        wanted, found = set(names), dict[str, float]()
+        if self.table is not None and "latency" in wanted:
+            found["latency"] = self.table.predict(space, point)
+        if self.table is not None and "energy" in wanted and self.target == self.table.target:
+            found["energy"] = self.table.energy_j(space, point)
+        return found
 
     def of_model(
         self, model: nn.Module, shape: tuple[int, ...], names: Iterable[str], report: Callable[[str], None] | None = None

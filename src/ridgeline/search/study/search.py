@@ -29,7 +29,7 @@ from .folder import open_run
 from .objectives import parse_limit, parse_objectives, signed
 from .request import BY_GRADIENT, make_request, read_request
 from .result import Front, Trial
-from .study import Study, Watch
+from .study import Study, Watch, known_costs
 from .trial import new_trial, refuse_empty
 
 MOST_IDLE = 200
@@ -137,7 +137,7 @@ def _search_seed(study: Study, front: Front, seed: int) -> int:
     request = study.request
     strategy = make_strategy(
         request.strategy, study.space, objectives=len(study.objectives), budget_trials=request.most.trials, seed=seed,
-        **request.strategy_settings,
+        known=known_costs(study), **request.strategy_settings,
     )  # fmt: skip
     known = study.known(seed)
     mine: list[Trial] = []

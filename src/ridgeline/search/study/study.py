@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from torch import Tensor
 
 from ...workload.data import Data
-from ..spaces.space import Space
+from ..spaces.space import Point, Space
+from ..strategy.base import Known
 from .costs import Costing
 from .evaluate import Report
 from .folder import RunFolder
-from .objectives import Limit, Objective
+from .objectives import Limit, Objective, signed
 from .request import Request
 from .result import Front, Trial
 
@@ -67,6 +69,21 @@ class Study:
 
     def _genotype(self, trial: Trial) -> dict[str, Any]:
         return dict(trial.genotype) if trial.genotype else self.final_space.genotype(trial.point)
+
+
+def known_costs(study: Study) -> Known | None:
+    """What a latency table tells of any network before it is asked for; None without one."""
+    names = [one.name for one in (*study.objectives, *(limit.objective for limit in study.limits))]
+
+    @cache
+    def known(point: Point) -> tuple[tuple[float | None, ...], bool]:
+        values = study.costing.tabled(study.final_space, point, names)
+        told = signed(study.objectives, values)
+        return tuple(v if one.name in values else None for one, v in zip(study.objectives, told, strict=True)), not broken_limit(
+            study.limits, values
+        )
+
+    return known if study.costing.table is not None else None
 
 
 def broken_limit(limits: Sequence[Limit], values: Mapping[str, float]) -> str:
