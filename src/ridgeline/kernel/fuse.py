@@ -3,23 +3,27 @@
     gated perceptron   down(silu(gate(x)) · up(x))            ──> down(swiglu(gate(x), up(x)))
     RMS norm by hand   w · x / sqrt(mean x² + eps)            ──> rms_norm(x, w, eps)
     rotary positions   apply_rotary_pos_emb(q, k, cos, sin)   ──> rope(q, k, cos, sin), both in one launch
+    norm, activation   side by side in an nn.Sequential       ──> normed(x, norm, activation), see batch_norm.py
 
 A module is matched by its parts and then *asked*: its own forward and the formula run on a few random numbers, and only where both
 agree to rounding is it changed. In eager only: torch.compile fuses these by itself, and does so as well as we do. Models that call
-`workload.models.decoder.rotate` and `gated` are covered without being changed: those announce themselves to function modes.
+`workload.models.decoder.rotate`, `gated` and `normed` are covered without being changed: those announce themselves to function modes.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..workload.models.decoder import gated, rotate
+from ..workload.models.normed import normed
+from .batch_norm import FOLLOWERS, NORMS
 from .replace import replaces, worth
 from .rms_norm import rms_norm
 from .rope import rope, rope_one
@@ -52,8 +56,7 @@ def fuse_(model: nn.Module, replaced: Counter[str]) -> list[Undo]:
                 module.forward = found.forward
                 undo.append(lambda module=module: delattr(module, "forward"))  # type: ignore[misc]
                 break
-    undo += _rotary(model, replaced)
-    return undo
+    return undo + _sequences(model) + _rotary(model, replaced)
 
 
 class Match(NamedTuple):
@@ -114,6 +117,29 @@ def _rms_norm(module: nn.Module, replaced: Counter[str]) -> Match | None:
         return nn.functional.rms_norm(x.float(), (x.shape[-1],), weight.float(), eps).to(x.dtype)
 
     return Match(forward, formula)
+
+
+def _sequences(model: nn.Module) -> list[Undo]:
+    """Every nn.Sequential with a batch norm and an activation side by side; its modules stay as they are."""
+    undo: list[Undo] = []
+    for module in model.modules():
+        if type(module) is not nn.Sequential or "forward" in vars(module) or not any(_follows(*pair) for pair in pairwise(module)):
+            continue
+
+        def forward(x: Tensor, sequence: nn.Sequential = module) -> Tensor:
+            rest = deque(sequence)
+            while rest:
+                first = rest.popleft()
+                x = normed(x, first, rest.popleft()) if rest and _follows(first, rest[0]) else first(x)
+            return x
+
+        module.forward = forward  # type: ignore[method-assign]
+        undo.append(lambda module=module: delattr(module, "forward"))  # type: ignore[misc]
+    return undo
+
+
+def _follows(norm: nn.Module, activation: nn.Module) -> bool:
+    return type(norm) in NORMS and type(activation) in FOLLOWERS
 
 
 def _rotary(model: nn.Module, replaced: Counter[str]) -> list[Undo]:

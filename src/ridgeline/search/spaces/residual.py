@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from ...core.errors import OptionError
+from ...workload.models.normed import normed
 from .base import BaseSpace, block, choice, once
 from .macro_blocks import ACTIVATIONS, make_attention
 from .space import Block, Decision, Point
@@ -52,7 +53,7 @@ class ResidualBlock(nn.Module):
         self.shortcut = None if stride == 1 and channels == width else _conv(channels, width, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        ready = self.activation(self.norm(x))
+        ready = normed(x, self.norm, self.activation)
         beside = x if self.shortcut is None else self.shortcut(ready)
         out: Tensor = self.attention(self.body(ready)) + beside
         return out

@@ -1,0 +1,321 @@
+"""Batch norm in training, with what usually follows it: y = activation((x - mean) rstd w + b + residual), forward and backward.
+
+    x [rows, channels], channels innermost ──_statistics──> means and squares [programs, channels] ──_combined──> stats [3, channels]
+      x, residual, stats ──_apply──> y                                          from the end, where the second-level cache is warm
+    g, x, residual ──_slopes──> partial sums ──_reduce──> dw, db ──_apply_backward──> dx, and dr, the residual's
+
+What torch does in two to four passes more: the activation and the sum are never stored apart, and the backward computes the
+activation's argument again. Least passes over x: forward 3 (4 with a residual), backward 5 (8); torch 5 (8) and 8 (8), relu in place.
+Statistics about each place's first value, joined pairwise; arithmetic in float32 (float64 for float64), one rounding at the end.
+Activations: none, relu, hardswish. Other layouts than channels-last are copied first. Not twice differentiable.
+Evaluation is left to torch, and to folding into the convolution. Ref: Ioffe and Szegedy 2015; Chan 1979 (joining variances).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..core.errors import OptionError
+from ..workload.models.normed import normed
+from .batch_norm_kernels import KERNELS, _apply, _apply_backward, _combined, _slopes, _statistics
+from .case import Case, Inputs, benchmark
+from .jit import cdiv, empty, next_power_of_2, tl
+from .layer_norm import OptionalTensor, _plan_reduce
+from .library import operator
+from .plan import Plan, planned, start
+from .replace import replaces, worth
+from .softmax import multiprocessors, warps
+from .tuning import Config, config, space
+
+ACTIVATIONS = ("none", "relu", "hardswish")
+FORMATS = {2: torch.contiguous_format, 4: torch.channels_last, 5: torch.channels_last_3d}
+# TILE: values a program takes at once, BLOCK: channels of them, PER_THREAD: of them in one thread, STAGES: how far loads run ahead,
+# WARPS: of all programs on a multiprocessor
+SPACE = [{"TILE": tile, "BLOCK": block, "PER_THREAD": values, "STAGES": stages, "WARPS": resident}
+         for tile, block, values, stages, resident in
+         ((4096, 64, 16, 2, 32), (4096, 128, 16, 2, 32), (4096, 128, 16, 3, 32), (4096, 256, 16, 2, 32), (2048, 128, 8, 3, 48),
+          (2048, 64, 16, 3, 32), (8192, 128, 16, 2, 32), (8192, 128, 32, 2, 16), (4096, 128, 16, 1, 48),
+          (2048, 128, 8, 1, 64))]  # fmt: skip
+space("batch_norm", KERNELS, SPACE)
+space("batch_norm_backward", KERNELS, SPACE)
+_USUAL: Config = SPACE[4]
+_plans: dict[Any, Plan] = {}
+
+
+def _dense(x: Tensor) -> Tensor:
+    """The tensor with its channels innermost and no gaps; itself where it is so."""
+    form = FORMATS.get(x.dim())
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if form is None else x.contiguous(memory_format=form)
+
+
+def _sizes(x: Tensor) -> tuple[int, int]:
+    """(rows, channels)."""
+    return x.numel() // x.shape[1], x.shape[1]
+
+
+def _acc(x: Tensor) -> Any:
+    return tl.float64 if x.dtype is torch.float64 else tl.float32
+
+
+def _plan(op: str, kernel: Any, x: Tensor, extra: dict[str, Any]) -> Plan:
+    """Of a kernel that walks over tiles: a column of programs for each block of channels."""
+    rows, cols = _sizes(x)
+    bucket = (min(next_power_of_2(cols), 1024), x.element_size())
+    chosen = config(op, bucket, _USUAL)
+    block = min(next_power_of_2(cols), chosen["BLOCK"])
+    tile = max(1, min(next_power_of_2(rows), chosen["TILE"] // block))
+    team = warps(tile * block, chosen["PER_THREAD"])
+    wide = cdiv(cols, block)
+    parts = min(cdiv(rows, tile), max(1, max(1, chosen["WARPS"] // team) * multiprocessors(x.device) // wide))
+    constants = {**extra, "ACC": _acc(x), "VEC": 8 if cols % 16 == 8 else 1, "ROWS": tile, "BLOCK": block, "STAGES": chosen["STAGES"],
+                 "num_warps": team}  # fmt: skip
+    return Plan(op, bucket, _USUAL, chosen, kernel, (wide, parts), (rows, cols), constants)
+
+
+def _walk(op: str, kernel: Any, x: Tensor, **extra: Any) -> Plan:
+    key = (kernel, x.shape, x.dtype, x.get_device(), *extra.values())
+    return planned(_plans, key, _plan, op, kernel, x, extra)
+
+
+def _plan_combined(rows: int, cols: int, parts: int, tile: int, acc: Any) -> Plan:
+    block = max(8, min(64, next_power_of_2(cdiv(cols, 128))))
+    constants = {"ACC": acc, "TILE": tile, "ROWS": 2048 // block, "BLOCK": block, "num_warps": 4}
+    return Plan("", (), {}, {}, _combined, (cdiv(cols, block),), (rows, cols, parts), constants)
+
+
+def _launch(x: Tensor, residual: OptionalTensor, weight: OptionalTensor, bias: OptionalTensor, eps: float, activation: str) -> Any:
+    x = _dense(x)
+    y, (rows, cols) = torch.empty_like(x), _sizes(x)
+    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
+    stats = empty((3, cols), wide, x.device)
+    walk = _walk("batch_norm", _statistics, x)
+    parts = walk.grid[1]
+    means, squares = empty((parts, cols), wide, x.device), empty((parts, cols), wide, x.device)
+    start(walk, (x, means, squares))
+    tile = walk.constants["ROWS"]
+    join = planned(_plans, ("join", rows, cols, parts, tile, wide, x.get_device()), _plan_combined, rows, cols, parts, tile, _acc(x))
+    start(join, (means, squares, stats), (eps,))
+    residual = None if residual is None else _dense(residual)
+    start(_walk("batch_norm", _apply, x, KIND=activation), (x, residual, stats, _flat(weight), _flat(bias), y))
+    return y, stats
+
+
+def _flat(parameter: OptionalTensor) -> OptionalTensor:
+    return None if parameter is None else parameter.contiguous()
+
+
+def _launch_backward(grad: Tensor, x: Tensor, residual: OptionalTensor, stats: Tensor, weight: OptionalTensor, bias: OptionalTensor,
+                     needs: Sequence[bool], activation: str) -> Any:  # fmt: skip
+    grad, x, residual = _dense(grad), _dense(x), None if residual is None else _dense(residual)
+    weight, bias, cols = _flat(weight), _flat(bias), x.shape[1]
+    dx, dr, _, _ = _fake_backward(grad, x, residual, stats, weight, bias, needs, activation)
+    walk = _walk("batch_norm_backward", _slopes, x, KIND=activation)
+    parts = walk.grid[1]
+    partial = [empty((parts, cols), stats.dtype, x.device) for _ in range(2)]
+    dw, db = (empty((cols,), stats.dtype, x.device) for _ in range(2))
+    start(walk, (grad, x, residual, stats, weight, bias, *partial))
+    join = planned(_plans, ("reduce", parts, cols, stats.dtype, x.get_device()), _plan_reduce, parts, cols, _acc(x))
+    start(join, (*partial, dw, db))
+    if needs[0] or needs[1]:
+        apply = _walk("batch_norm_backward", _apply_backward, x, KIND=activation)
+        start(apply, (grad, x, residual, stats, weight, bias, dw, db, dx if needs[0] else None, dr if needs[1] else None))
+    return dx, dr, *(x.new_empty(0) if like is None or not needed else found.to(like.dtype)
+                     for found, like, needed in zip((dw, db), (weight, bias), needs[2:], strict=True))  # fmt: skip
+
+
+def _per_channel(values: Tensor, x: Tensor) -> Tensor:
+    return values.view(1, -1, *(1,) * (x.dim() - 2))
+
+
+def _argument(x: Tensor, residual: OptionalTensor, stats: Tensor, weight: OptionalTensor, bias: OptionalTensor) -> tuple[Tensor, Tensor]:
+    """(normalised x, the activation's argument)."""
+    seen = (x.to(stats.dtype) - _per_channel(stats[0], x)) * _per_channel(stats[1], x)
+    z = seen if weight is None else seen * _per_channel(weight.to(stats.dtype), x)
+    z = z if bias is None else z + _per_channel(bias.to(stats.dtype), x)
+    return seen, z if residual is None else z + residual.to(stats.dtype)
+
+
+def _reference(x: Tensor, residual: OptionalTensor, weight: OptionalTensor, bias: OptionalTensor, eps: float, activation: str) -> Any:
+    x = _dense(x)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    dims = [0, *range(2, x.dim())]
+    mean = wide.mean(dims)
+    square = (wide - _per_channel(mean, x)).square().sum(dims)
+    rows = _sizes(x)[0]
+    stats = torch.stack((mean, (square / rows + eps).rsqrt(), square / max(rows - 1, 1)))
+    z = _argument(x, residual, stats, weight, bias)[1]
+    z = z if activation == "none" else getattr(F, activation)(z)
+    return _dense(z.to(x.dtype)), stats
+
+
+def _reference_backward(grad: Tensor, x: Tensor, residual: OptionalTensor, stats: Tensor, weight: OptionalTensor, bias: OptionalTensor,
+                        needs: Sequence[bool], activation: str) -> Any:  # fmt: skip
+    out = _fake_backward(_dense(grad), _dense(x), residual, stats, weight, bias, needs, activation)
+    seen, z = _argument(x, residual, stats, weight, bias)
+    g = grad.to(stats.dtype)
+    if activation == "relu":
+        g = torch.where(z > 0, g, 0.0)
+    elif activation == "hardswish":
+        g = g * torch.where(z > 3, 1.0, torch.where(z > -3, z / 3 + 0.5, 0.0))
+    dims, rows = [0, *range(2, x.dim())], _sizes(x)[0]
+    dw, db = (g * seen).sum(dims), g.sum(dims)
+    inner = g - _per_channel(db / rows, x) - seen * _per_channel(dw / rows, x)
+    scale = stats[1] if weight is None else stats[1] * weight.to(stats.dtype)
+    for to, found in zip(out, (inner * _per_channel(scale, x), g, dw, db), strict=True):
+        if to.numel():
+            to.copy_(found)
+    return out
+
+
+def _fake(x: Tensor, residual: OptionalTensor, weight: OptionalTensor, bias: OptionalTensor, eps: float, activation: str) -> Any:
+    x = _dense(x)
+    return torch.empty_like(x), x.new_empty((3, x.shape[1]), dtype=torch.promote_types(x.dtype, torch.float32))
+
+
+def _fake_backward(grad: Tensor, x: Tensor, residual: OptionalTensor, stats: Tensor, weight: OptionalTensor, bias: OptionalTensor,
+                   needs: Sequence[bool], activation: str) -> Any:  # fmt: skip
+    """Tensors for the gradients, empty ones for what is not asked for."""
+    x = _dense(x)
+    likes = (x, None if residual is None else x, weight, bias)
+    asked = (like if needed else None for like, needed in zip(likes, needs, strict=True))
+    return tuple(x.new_empty(0) if like is None else torch.empty_like(like) for like in asked)
+
+
+def _setup(ctx: Any, args: tuple[Any, ...], output: Any) -> None:
+    x, residual, weight, bias, _, ctx.activation = args
+    stats = output[1]
+    # without an activation the residual's gradient is the output's, and its values are not needed
+    ctx.save_for_backward(x, None if ctx.activation == "none" else residual, weight, bias, stats)
+    ctx.mark_non_differentiable(stats)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grad: OptionalTensor, *_: Any) -> tuple[OptionalTensor, ...]:
+    if grad is None:
+        return (None,) * 6
+    x, residual, weight, bias, stats = ctx.saved_tensors
+    asked = list(ctx.needs_input_grad[:4])
+    needs = [asked[0], asked[1] and residual is not None, *asked[2:]]
+    found = batch_norm_backward_op(grad, x, residual, stats, weight, bias, needs, ctx.activation)
+    dx, dr, dw, db = (d if needed else None for d, needed in zip(found, needs, strict=True))
+    return dx, grad if asked[1] and residual is None else dr, dw, db, None, None
+
+
+batch_norm_backward_op = operator(
+    "batch_norm_backward(Tensor grad, Tensor x, Tensor? residual, Tensor stats, Tensor? weight, Tensor? bias, bool[] needs,"
+    " str activation) -> (Tensor, Tensor, Tensor, Tensor)",
+    launch=_launch_backward, reference=_reference_backward, fake=_fake_backward)  # fmt: skip
+batch_norm_op = operator(
+    "batch_norm(Tensor x, Tensor? residual, Tensor? weight, Tensor? bias, float eps, str activation) -> (Tensor, Tensor)",
+    launch=_launch, reference=_reference, fake=_fake, setup=_setup, backward=_backward)  # fmt: skip
+
+
+def batch_norm(x: Tensor, running_mean: OptionalTensor = None, running_var: OptionalTensor = None, weight: OptionalTensor = None,
+               bias: OptionalTensor = None, momentum: float = 0.1, eps: float = 1e-5, *, residual: OptionalTensor = None,
+               activation: str = "none") -> Tensor:  # fmt: skip
+    """activation(F.batch_norm(x, …, training=True) + residual); the running statistics are moved in place."""
+    _check(x, weight, bias, residual, activation)
+    y: Tensor
+    y, stats = batch_norm_op(x, residual, weight, bias, eps, activation)
+    with torch.no_grad():
+        for running, seen in ((running_mean, stats[0]), (running_var, stats[2])):
+            if running is not None:
+                running.lerp_(seen.to(running.dtype), momentum)
+    return y
+
+
+def _check(x: Tensor, weight: OptionalTensor, bias: OptionalTensor, residual: OptionalTensor, activation: str) -> None:
+    if x.dim() < 2 or not x.is_floating_point() or prod(x.shape) <= x.shape[1]:
+        raise OptionError(f"batch norm of {tuple(x.shape)} {x.dtype}", why="a variance needs two values or more of every channel, dim 1",
+                          do="give floating point numbers [batch, channels, …]")  # fmt: skip
+    if any(p is not None and p.shape != x.shape[1:2] for p in (weight, bias)):
+        raise OptionError(f"weight or bias for {x.shape[1]} channels", why="each has one number a channel", do="give vectors")
+    if residual is not None and (residual.shape, residual.dtype) != (x.shape, x.dtype):
+        raise OptionError(f"a residual of {tuple(residual.shape)} {residual.dtype} for x of {tuple(x.shape)} {x.dtype}",
+                          why="both are added value by value", do="expand or convert one of them first")  # fmt: skip
+    if activation not in ACTIVATIONS:
+        raise OptionError(f"activation {activation!r}", why="the kernel has others", do=f"one of {', '.join(ACTIVATIONS)}")
+
+
+def _fits(x: Any, weight: Any, residual: Any = None) -> bool:
+    """Whether it is a case for the kernels: channels innermost already, and more than one value of each."""
+    plain = isinstance(x, Tensor) and x.dim() in (2, 4) and x.is_floating_point() and x.numel() > x.shape[1] > 1
+    if not plain or not x.is_contiguous(memory_format=FORMATS[x.dim()]):
+        return False
+    same = residual is None or (residual.shape, residual.dtype) == (x.shape, x.dtype)
+    return same and (weight is None or weight.dtype in (x.dtype, torch.float32))
+
+
+@replaces("batch_norm", F.batch_norm)
+def _stand_in(input: Any, running_mean: Any, running_var: Any, weight: Any = None, bias: Any = None, training: bool = False,
+              momentum: Any = 0.1, eps: float = 1e-5) -> Any:  # fmt: skip
+    if not training or not isinstance(momentum, float) or not _fits(input, weight) or not worth("batch_norm", input, input.numel()):
+        return NotImplemented
+    return batch_norm(input, running_mean, running_var, weight, bias, momentum, eps)
+
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+FOLLOWERS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.Hardswish: "hardswish"}
+
+
+@replaces("batch_norm", normed)
+def _normed(x: Any, norm: Any, activation: Any, residual: Any = None) -> Any:
+    """A norm and what follows it in one operator: no module of them may have hooks, which would not run."""
+    kind = FOLLOWERS.get(type(activation))
+    modules = (norm, activation)
+    if kind is None or type(norm) not in NORMS or not norm.training or any(map(_watched, modules)):
+        return NotImplemented
+    op = "batch_norm_act" if residual is None else "add_batch_norm_act"
+    if not _fits(x, norm.weight, residual) or not worth(op, x, x.numel()):
+        return NotImplemented
+    momentum = 0.0 if norm.momentum is None else norm.momentum
+    if norm.track_running_stats:
+        norm.num_batches_tracked.add_(1)
+        if norm.momentum is None:
+            momentum = 1.0 / float(norm.num_batches_tracked)
+    running = (norm.running_mean, norm.running_var)
+    return batch_norm(x, *running, norm.weight, norm.bias, momentum, norm.eps, residual=residual, activation=kind)
+
+
+def _watched(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
+
+
+def _make(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Inputs:
+    def leaf(*size: int) -> Tensor:
+        return torch.randn(size, device=device, dtype=torch.float32).to(dtype).requires_grad_()
+
+    return leaf(*shape), leaf(shape[-1]), leaf(shape[-1])
+
+
+def _make_add(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Inputs:
+    x, weight, bias = _make(shape, dtype, device)
+    return x, _make(shape, dtype, device)[0], weight, bias
+
+
+def _moved(forward: int, both: int) -> Any:
+    return lambda inputs, backward: (both if backward else forward) * inputs[0].numel() * inputs[0].element_size()
+
+
+SIZES = {"small": ((8192, 16),), "medium": ((131072, 64),), "large": ((524288, 128),), "xlarge": ((131072, 512),), "batch": ((8192, 1024),)}
+"""[batch · height · width, channels]: stages of convolutional networks, as the kernels see them."""
+BENCH = benchmark(
+    Case(op="batch_norm", ours=lambda x, w, b: batch_norm(x, None, None, w, b),
+         plain=lambda x, w, b: F.batch_norm(x, None, None, w, b, True), make=_make, moved=_moved(3, 8), sizes=SIZES, differentiable=True)
+)  # fmt: skip
+BENCH_ACT = benchmark(
+    Case(op="batch_norm_act", ours=lambda x, w, b: batch_norm(x, None, None, w, b, activation="relu"),
+         plain=lambda x, w, b: F.relu(F.batch_norm(x, None, None, w, b, True), inplace=True), make=_make, moved=_moved(3, 8), sizes=SIZES,
+         differentiable=True)
+)  # fmt: skip
+BENCH_ADD = benchmark(
+    Case(op="add_batch_norm_act", ours=lambda x, r, w, b: batch_norm(x, None, None, w, b, residual=r, activation="relu"),
+         plain=lambda x, r, w, b: F.relu(F.batch_norm(x, None, None, w, b, True) + r, inplace=True), make=_make_add, moved=_moved(4, 12),
+         sizes=SIZES, differentiable=True)
+)  # fmt: skip

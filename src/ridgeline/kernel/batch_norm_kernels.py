@@ -1,0 +1,187 @@
+"""Kernels of batch norm in training, over [rows, cols] with the channels innermost; batch_norm.py draws the flow.
+
+A program has BLOCK channels and walks over tiles of ROWS rows. Every place of a tile keeps sums of its own, about the first value it
+saw: a variance loses nothing to a mean far from zero, and an outlier costs its own channel a rounding, as it does anywhere.
+"""
+
+from __future__ import annotations
+
+from .jit import jit, tl
+from .overlap import promptly
+
+KERNELS = __file__
+
+
+@jit
+def _loaded(ptr, at, inside, ACC: tl.constexpr):  # type: ignore[no-untyped-def]
+    return tl.load(ptr + at, mask=inside, other=0.0).to(ACC)
+
+
+@jit
+def _columns_of(ptr, col, cols, fallback, ACC: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One number a channel; `fallback` where there are none."""
+    if ptr is None:
+        return tl.zeros_like(col).to(ACC) + fallback
+    return tl.load(ptr + col, mask=col < cols, other=0.0).to(ACC)
+
+
+@jit
+def _slope(z, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The derivative of the activation where its argument is z."""
+    if KIND == "relu":
+        return tl.where(z > 0, 1.0, 0.0)
+    middle = tl.where(z > 3.0, 1.0, z * (1.0 / 3.0) + 0.5)  # hardswish
+    return tl.where(z <= -3.0, 0.0, middle)
+
+
+@jit
+def _activated(z, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    if KIND == "relu":
+        return tl.where(z < 0, 0.0, z)  # keeps NaN, as torch does
+    return z * tl.minimum(tl.maximum(z + 3.0, 0.0), 6.0) * (1.0 / 6.0)
+
+
+@jit
+def _statistics(x_ptr, mean_ptr, square_ptr, rows, cols, ACC: tl.constexpr, VEC: tl.constexpr, ROWS: tl.constexpr,  # type: ignore[no-untyped-def]
+                BLOCK: tl.constexpr, STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    promptly(PROMPT)
+    width = cols // VEC * VEC  # no change; tells the compiler what divides the row, for wide loads
+    part, parts = tl.program_id(1), tl.num_programs(1)
+    col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    lane = tl.arange(0, ROWS)[:, None]
+    first = (part * ROWS + lane).to(tl.int64)
+    origin = _loaded(x_ptr, first * width + col, (first < rows) & (col < width), ACC)
+    total = tl.zeros([ROWS, BLOCK], ACC)
+    square = tl.zeros([ROWS, BLOCK], ACC)
+    for tile in tl.range(part, tl.cdiv(rows, ROWS), parts, num_stages=STAGES):
+        row = (tl.arange(0, ROWS).to(tl.int64) + tile * ROWS)[:, None]
+        inside = (row < rows) & (col < width)
+        gap = tl.where(inside, _loaded(x_ptr, row * width + col, inside, ACC) - origin, 0.0)
+        total += gap
+        square += gap * gap
+    seen = tl.maximum(tl.cdiv(rows - part * ROWS - lane, parts * ROWS), 0).to(ACC)  # values of each place
+    once = tl.maximum(seen, 1.0)
+    start = tl.sum(tl.where(lane == 0, origin, 0.0), 0)[None, :]
+    own = origin - start + total / once  # mean of the place, about `start`
+    count = tl.sum(seen, 0)[None, :]
+    mean = tl.sum(own * seen, 0)[None, :] / count
+    gap = own - mean
+    squares = tl.sum(tl.maximum(square - total * (total / once), 0.0) + seen * gap * gap, 0)[None, :]
+    out = part.to(tl.int64) * width + col
+    tl.store(mean_ptr + out, start + mean, mask=col < width)
+    tl.store(square_ptr + out, squares, mask=col < width)
+
+
+@jit
+def _combined(mean_ptr, square_ptr, stats_ptr, rows, cols, parts, eps, ACC: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,  # type: ignore[no-untyped-def]
+              BLOCK: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    """stats [3, cols]: mean, 1 / deviation, variance as running statistics have it. TILE: the ROWS of _statistics."""
+    promptly(PROMPT)
+    col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    start = tl.load(mean_ptr + col, mask=col < cols, other=0.0)
+    tiles = tl.cdiv(rows, TILE)
+    missing = tiles * TILE - rows  # rows the last tile has not
+    total = tl.zeros([ROWS, BLOCK], ACC)
+    for first in range(0, parts, ROWS):
+        part = first + tl.arange(0, ROWS)[:, None]
+        inside = (part < parts) & (col < cols)
+        seen = tl.cdiv(tiles - part, parts) * TILE - tl.where((tiles - 1) % parts == part, missing, 0)
+        total += tl.where(inside, tl.load(mean_ptr + part.to(tl.int64) * cols + col, mask=inside, other=0.0) - start, 0.0) * seen.to(ACC)
+    mean = tl.sum(total, 0)[None, :] / rows
+    squares = tl.zeros([ROWS, BLOCK], ACC)
+    for first in range(0, parts, ROWS):
+        part = first + tl.arange(0, ROWS)[:, None]
+        inside = (part < parts) & (col < cols)
+        seen = tl.cdiv(tiles - part, parts) * TILE - tl.where((tiles - 1) % parts == part, missing, 0)
+        at = part.to(tl.int64) * cols + col
+        gap = tl.load(mean_ptr + at, mask=inside, other=0.0) - start - mean
+        squares += tl.where(inside, tl.load(square_ptr + at, mask=inside, other=0.0) + seen.to(ACC) * gap * gap, 0.0)
+    square = tl.sum(squares, 0)[None, :]
+    tl.store(stats_ptr + col, start + mean, mask=col < cols)
+    tl.store(stats_ptr + cols + col, tl.rsqrt(square / rows + eps), mask=col < cols)
+    tl.store(stats_ptr + 2 * cols + col, square / tl.maximum(rows - 1, 1), mask=col < cols)
+
+
+@jit
+def _apply(x_ptr, r_ptr, stats_ptr, w_ptr, b_ptr, y_ptr, rows, cols, KIND: tl.constexpr, ACC: tl.constexpr, VEC: tl.constexpr,  # type: ignore[no-untyped-def]
+           ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    """y = activation((x - mean) rstd w + b + r)."""
+    promptly(PROMPT)
+    width = cols // VEC * VEC
+    col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    mean = _columns_of(stats_ptr, col, cols, 0.0, ACC)
+    scale = _columns_of(stats_ptr + cols, col, cols, 0.0, ACC) * _columns_of(w_ptr, col, cols, 1.0, ACC)
+    shift = _columns_of(b_ptr, col, cols, 0.0, ACC)
+    last = tl.cdiv(rows, ROWS) - 1
+    for step in tl.range(tl.program_id(1), last + 1, tl.num_programs(1), num_stages=STAGES):
+        row = (tl.arange(0, ROWS).to(tl.int64) + (last - step) * ROWS)[:, None]  # from the end: it is still cached
+        inside = (row < rows) & (col < width)
+        z = (_loaded(x_ptr, row * width + col, inside, ACC) - mean) * scale + shift
+        if r_ptr is not None:
+            z += _loaded(r_ptr, row * width + col, inside, ACC)
+        if KIND != "none":
+            z = _activated(z, KIND)
+        tl.store(y_ptr + row * width + col, z, mask=inside)
+
+
+@jit
+def _sent_back(g_ptr, x_ptr, r_ptr, at, inside, mean, scale, shift, KIND: tl.constexpr, ACC: tl.constexpr):  # type: ignore[no-untyped-def]
+    """(gradient before the activation, x - mean); the activation's argument is computed again as _apply did."""
+    g = _loaded(g_ptr, at, inside, ACC)
+    gap = _loaded(x_ptr, at, inside, ACC) - mean
+    if KIND != "none":
+        z = gap * scale + shift
+        if r_ptr is not None:
+            z += _loaded(r_ptr, at, inside, ACC)
+        g *= _slope(z, KIND)
+    return g, gap
+
+
+@jit
+def _slopes(g_ptr, x_ptr, r_ptr, stats_ptr, w_ptr, b_ptr, dw_ptr, db_ptr, rows, cols, KIND: tl.constexpr, ACC: tl.constexpr,  # type: ignore[no-untyped-def]
+            VEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    """Sums of the gradient, and of it times the normalised x, of each program's rows: [parts, cols] each."""
+    promptly(PROMPT)
+    width = cols // VEC * VEC
+    col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    mean = _columns_of(stats_ptr, col, cols, 0.0, ACC)
+    rstd = _columns_of(stats_ptr + cols, col, cols, 0.0, ACC)
+    scale = rstd * _columns_of(w_ptr, col, cols, 1.0, ACC)
+    shift = _columns_of(b_ptr, col, cols, 0.0, ACC)
+    dw = tl.zeros([ROWS, BLOCK], ACC)
+    db = tl.zeros([ROWS, BLOCK], ACC)
+    for tile in tl.range(tl.program_id(1), tl.cdiv(rows, ROWS), tl.num_programs(1), num_stages=STAGES):
+        row = (tl.arange(0, ROWS).to(tl.int64) + tile * ROWS)[:, None]
+        inside = (row < rows) & (col < width)
+        g, gap = _sent_back(g_ptr, x_ptr, r_ptr, row * width + col, inside, mean, scale, shift, KIND, ACC)
+        db += g
+        dw += g * gap
+    out = tl.program_id(1).to(tl.int64) * width + col
+    tl.store(dw_ptr + out, tl.sum(dw, 0)[None, :] * rstd, mask=col < width)
+    tl.store(db_ptr + out, tl.sum(db, 0)[None, :], mask=col < width)
+
+
+@jit
+def _apply_backward(g_ptr, x_ptr, r_ptr, stats_ptr, w_ptr, b_ptr, dw_ptr, db_ptr, dx_ptr, dr_ptr, rows, cols, KIND: tl.constexpr,  # type: ignore[no-untyped-def]
+                    ACC: tl.constexpr, VEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+                    PROMPT: tl.constexpr = False):  # fmt: skip
+    """dx = rstd w (g - db / rows - normalised x · dw / rows), dr = g; g the gradient before the activation."""
+    promptly(PROMPT)
+    width = cols // VEC * VEC
+    col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    mean = _columns_of(stats_ptr, col, cols, 0.0, ACC)
+    rstd = _columns_of(stats_ptr + cols, col, cols, 0.0, ACC)
+    scale = rstd * _columns_of(w_ptr, col, cols, 1.0, ACC)
+    shift = _columns_of(b_ptr, col, cols, 0.0, ACC)
+    slope = rstd * _columns_of(dw_ptr, col, cols, 0.0, ACC) / rows
+    level = _columns_of(db_ptr, col, cols, 0.0, ACC) / rows
+    last = tl.cdiv(rows, ROWS) - 1
+    for step in tl.range(tl.program_id(1), last + 1, tl.num_programs(1), num_stages=STAGES):
+        row = (tl.arange(0, ROWS).to(tl.int64) + (last - step) * ROWS)[:, None]  # from the end: it is still cached
+        at = row * width + col
+        inside = (row < rows) & (col < width)
+        g, gap = _sent_back(g_ptr, x_ptr, r_ptr, at, inside, mean, scale, shift, KIND, ACC)
+        if dr_ptr is not None:
+            tl.store(dr_ptr + at, g, mask=inside)
+        if dx_ptr is not None:
+            tl.store(dx_ptr + at, (g - level - gap * slope) * scale, mask=inside)
