@@ -31,6 +31,7 @@ from common import RESULTS, write_results
 from torch import nn
 
 from ridgeline.kernel.bench.timing import GraphTimer, set_count, time_in_turn
+from ridgeline.kernel.use import use_kernels
 from ridgeline.measure.environment import machine_name
 from ridgeline.search.recipe import Recipe, load_recipe, train_network
 from ridgeline.search.spaces.space import load_space, point_of
@@ -73,11 +74,13 @@ def main() -> None:
         name, found = matched(options)
         row |= found
     model = found_network(options, options.seed) if name in ("found", "searched") else made_by_hand(name, options.seed)
+    kernels = use_kernels(model) if options.kernels else None
     trained = train_network(
         model, data, recipe, device=options.device, seed=options.seed, seconds=options.seconds, epochs=options.epochs,
         report=lambda line: print(f"  {line}", flush=True),
     )  # fmt: skip
     row |= {"network": name, **trained.to_json(), "memory_bytes": trained.history.memory_bytes[-1]}
+    row["kernels"] = kernels.report() if kernels else None
     row["total_s"] = trained.seconds + (options.search_seconds or 0.0)
     what = f"of {trained.test_rows} {'held-out training' if options.held_out else 'test'} images"
     print(f"{name} seed {options.seed}: {100 * trained.accuracy:.2f} % {what}, {shown(trained.accuracy_mirrored)} with mirror images; "
@@ -111,6 +114,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="change the recipe, e.g. augment.cutout=12")
     parser.add_argument("--graph", action="store_true", help="the same as --set graph=true --set compile=false")
     parser.add_argument("--compile", action="store_true", help="the same as --set compile=true --set graph=false")
+    parser.add_argument("--kernels", action="store_true", help="train with use_kernels(model)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=None, help="of training in all, compiling and scoring included")
     parser.add_argument("--epochs", type=int, default=None)
