@@ -35,8 +35,15 @@ def test_bad_input_is_three_lines(run: Any, tmp_path: Path) -> None:
         (("build", "--space", "nb20l", "--out", tmp_path / "t"), "unknown space"),
         (("build", *TINY, "--on", "eyeris", "--out", tmp_path / "t"), "unknown target"),
         (("build", *TINY, "--set", "channels", "--out", tmp_path / "t"), "name=value"),
+        (("build", *TINY, "--set", "channels=3", "--out", tmp_path / "t"), "given twice"),
         (("build", "--space", "macro", "--set", "widths=[[16", "--out", tmp_path / "t"), "not a JSON list"),
         (("build", *TINY, "--mode", "graph", "--out", tmp_path / "t"), "graphs are CUDA's"),
+        (("build", *TINY, "--batch", 100_000, "--out", tmp_path / "t"), "1 to 65,536"),
+        (("build", *TINY, "--threads", 100_000, "--out", tmp_path / "t"), "1 to 4,096"),
+        (("build", *TINY, "--on", "cpu:x", "--out", tmp_path / "t"), "device 'cpu:x'"),
+        (("build", *TINY, "--on", "eyeriss", "--dtype", "nope", "--threads", 9, "--out", tmp_path / "t"), "dtype, threads for eyeriss"),
+        (("build", *TINY, "--on", "eyeriss", "--out", tmp_path), "is a folder"),
     ):
         done = run("lut", *args)
         assert done.code == 2 and said in done.err and "why:" in done.err and "do:" in done.err, (args, done.err)
+    assert not tmp_path.with_name(tmp_path.name + ".journal").exists()

@@ -50,6 +50,12 @@ def test_a_search_from_the_command_line(run: Any, tiny: list[str], tmp_path: Pat
     assert other.code == 2 and "holds another run" in other.err and "seeds was [0], now [1]" in other.err
 
 
+def test_ops_are_listed_with_commas(run: Any, tiny: list[str], tmp_path: Path) -> None:
+    code, out, err = run(*tiny, "--set", "ops=none,skip", "--budget", "1trial", "--no-train-winner", "--run", tmp_path / "run", "--json")
+    assert code == 0, err
+    assert json.loads(out)["request"]["settings"]["ops"] == ["none", "skip"]
+
+
 def test_a_table_of_finished_trainings(run: Any, tmp_path: Path) -> None:
     table = made_table()
     np.savez(tmp_path / "t.npz", ops=np.array(table.points, dtype=np.uint8), **table.columns)
@@ -63,8 +69,13 @@ def test_a_table_of_finished_trainings(run: Any, tmp_path: Path) -> None:
 def test_refusals(run: Any, tiny: list[str], tmp_path: Path) -> None:
     for wrong, told in (
         (["--set", "image"], "a name and a value"), (["--set", "chanels=3"], "chanels"), (["--limit", "latency<2"], "latency<2"),
-        (["--objectives", "speed"], "speed"), (["--on", "nowhere"], "nowhere"), (["--resume", str(tmp_path / "none")], "run.json"),
+        (["--objectives", "speed"], "speed"), (["--on", "nowhere"], "nowhere"), (["--html", str(tmp_path)], "is a folder"),
         (["--budget", "ten"], "budget"), (["--lut", str(tmp_path / "none.json")], "none.json"), (["--strategy-set", "a=1"], "setting"),
+        (["--set", "ops=none,skyp"], "unknown op 'skyp'"), (["--set", "ops=5"], "ops = 5"), (["--set", "ops=null"], "ops = None"),
+        (["--set", "name=x"], "setting of space nb201"), (["--strategy-set", "name=x"], "setting"), (["--show", "true"], "--show with"),
+        (["--resume", "F"], "--space, --data, --budget, --strategy, --set"), (["--table", "T"], "--space, --data, --set, --epochs"),
     ):  # fmt: skip
         code, _, err = run(*tiny, "--budget", "1trial", *wrong)
-        assert code == 2 and told in err, (wrong, err)
+        assert code == 2 and told in err and "Traceback" not in err, (wrong, err)
+    assert "run.json" in run("search", "--resume", tmp_path / "none").err
+    assert "--seed with --table" in run("search", "--table", "T", "--seed", 0).err  # given, though it is the default

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,17 +27,22 @@ def build(
     on: Annotated[str, typer.Option("--on", help="cpu or cuda: measured here; any other target: estimated.")] = "cpu",
     settings: Annotated[list[str] | None, typer.Option("--set", help="A setting of the space, e.g. channels=16; repeatable.")] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Samples in one pass.")] = 1,
-    dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16; measured tables.")] = "float32",
-    mode: Annotated[str, typer.Option("--mode", help="eager, or graph (CUDA graphs).")] = "eager",
-    threads: Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads (default: torch's).")] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16; measured tables only.")] = "float32",
+    mode: Annotated[str, typer.Option("--mode", help="eager, or graph (CUDA graphs); measured tables only.")] = "eager",
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="CPU threads (default: torch's); tables measured on cpu only.")
+    ] = None,
     nets: Annotated[int, typer.Option("--nets", min=2, help="Networks the errors are measured on.")] = 12,
     as_json: Json = False,
 ) -> None:
     """Measure or estimate every block of a space into one table."""
+    from ..core.files import check_writable
     from ..search.latency.build import Plan, build_table
     from ..search.spaces.space import load_space
+    from .pairs import read_pairs
 
-    found = load_space(space, **_settings(settings or []))
+    found = load_space(space, **read_pairs("--set", settings))
+    check_writable(out)
     journal = out.with_name(out.name + ".journal")
     with progress(f"{space} on {on}") as report:
         table = build_table(
@@ -72,31 +77,6 @@ def check(
             why=f"--within allows {within:.0%}",
             do="build the table again on this machine",
         )
-
-
-def _settings(given: list[str]) -> dict[str, Any]:
-    """`channels=16`, `ops=skip,none`, `widths=[[16,32],[32,64]]`, as the space takes them."""
-    import json
-
-    from ..core.errors import OptionError
-
-    found: dict[str, Any] = {}
-    for item in given:
-        name, mark, value = item.partition("=")
-        if not mark or not name.isidentifier() or name in found:
-            raise OptionError(f"--set {item}", why="it is name=value, each name once", do="write e.g. --set channels=16 --set cells=5")
-        try:
-            found[name] = json.loads(value) if value.startswith("[") else _plain(value)
-        except (ValueError, RecursionError) as error:
-            raise OptionError(
-                f"--set {item[:200]}", why=f"not a JSON list: {error}"[:200], do="write e.g. --set widths=[[16,32]]"
-            ) from error
-    return found
-
-
-def _plain(value: str) -> Any:
-    parts: list[Any] = [int(part) if part.isascii() and part.isdigit() else part for part in value.split(",")]
-    return tuple(parts) if len(parts) > 1 else parts[0]
 
 
 def _ms(seconds: float) -> str:

@@ -7,7 +7,6 @@ options ──> run_search in a run folder ──watch──> live front ──>
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +16,7 @@ import typer
 from .common import Json, emit_json, progress, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from ..search.study.result import Front
     from ..workload.data import Data
@@ -27,8 +26,14 @@ SMALL = {"channels": 8, "cells": 1}
 BY_GRADIENT = ("differentiable", "aso-se")
 OF_TABLES: dict[str, Any] = {"objectives": "c10_val12", "budget": "100trials", "seeds": 5}
 OF_RUNS: dict[str, Any] = {"objectives": "accuracy", "budget": "8trials", "seeds": 1}
+USED_BY_TABLES = ("table", "objectives", "shows", "strategy", "budget", "seeds", "as_json")
+"""Parameters of `search` that a search over a table looks at."""
 
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="A setting of the space, e.g. channels=16; repeatable.")]
+OnOption = Annotated[
+    str | None,
+    typer.Option("--on", help="Whose latency and energy: cpu, cuda, h200, eyeriss, rram-64, a .toml file (default: the table's, cpu)."),
+]
 FinalOption = Annotated[
     list[str] | None, typer.Option("--final", help="A setting that differs in the network that ships, e.g. cells=20; repeatable.")
 ]
@@ -37,9 +42,10 @@ Limits = Annotated[list[str] | None, typer.Option("--limit", help="latency<=2ms,
 
 
 def search(
+    context: typer.Context,
     space: Annotated[str, typer.Option("--space", help="darts, nb201, macro, residual, transformer, or one you registered.")] = "nb201",
     data: Annotated[str | None, typer.Option("--data", help="digits, cifar10 or a folder (default: digits, else cifar10).")] = None,
-    on: Annotated[str, typer.Option("--on", help="Whose latency and energy: cpu, cuda, h200, eyeriss, rram-64, a .toml file.")] = "cpu",
+    on: OnOption = None,
     objectives: Annotated[
         str | None,
         typer.Option(help="accuracy (default), latency, energy, memory, parameters, flops, crossbar_accuracy; the first decides."),
@@ -78,7 +84,9 @@ def search(
     channels: Annotated[int | None, typer.Option(min=1, help="Channels of the network searched.")] = None,
     depth: Annotated[int | None, typer.Option(min=1, help="aso-se: cells it begins with.")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="The run folder (default: one in the cache, named by the request).")] = None,
-    resume: Annotated[Path | None, typer.Option("--resume", help="Go on with the run of this folder; takes no other option.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Go on with the run of this folder; takes none but --json and --html.")
+    ] = None,
     table: Annotated[
         Path | None, typer.Option("--table", help="Search a .npz table of finished trainings; nb201: that of RIDGELINE_DATA.")
     ] = None,
@@ -87,22 +95,30 @@ def search(
     html: Annotated[Path | None, typer.Option("--html", help="Write the report here too (the run folder has it).")] = None,
 ) -> None:
     """Find a network for your data and your device, train it, and export it."""
+    from ..core.files import check_writable
+    from .pairs import read_pairs
+
     defaults = OF_TABLES if table is not None else OF_RUNS
     wanted, most, many = (given or defaults[name] for given, name in ((objectives, "objectives"), (budget, "budget"), (seeds, "seeds")))
     if table is not None:
+        _refuse_unused(context, USED_BY_TABLES, "--table")
         _search_table(table, str(wanted), shows, strategy, str(most), int(many), as_json)
         return
+    if html is not None:
+        check_writable(html)
     if resume is not None:
+        _refuse_unused(context, ("resume", "as_json", "html"), "--resume")
         _show(_resumed(resume), as_json, html)
         return
+    _refuse_unused(context, {*context.params} - {"shows"}, "a search without --table")
     own = {"cycles": cycles, "batch": batch, "depth": depth, **({"channels": channels} if strategy in BY_GRADIENT else {})}
     request: dict[str, Any] = {
         "target": on, "objectives": str(wanted), "limits": limit or [], "budget": str(most), "strategy": strategy,
-        "seeds": list(range(first_seed, first_seed + int(many))), "final": _pairs("--final", final), "train_winner": train_winner,
-        "strategy_settings": {**_given(**own), **_pairs("--strategy-set", strategy_set)}, "measure": measure, "batch": pass_batch,
+        "seeds": list(range(first_seed, first_seed + int(many))), "final": read_pairs("--final", final), "train_winner": train_winner,
+        "strategy_settings": {**_given(**own), **read_pairs("--strategy-set", strategy_set)}, "measure": measure, "batch": pass_batch,
         **_given(epochs=epochs, recipe=recipe, final_recipe=final_recipe, final_epochs=final_epochs, table=lut, dtype=dtype),
     }  # fmt: skip
-    sizes = {**_pairs("--set", settings), **({"channels": channels} if channels and strategy not in BY_GRADIENT else {})}
+    sizes = {**read_pairs("--set", settings), **({"channels": channels} if channels and strategy not in BY_GRADIENT else {})}
     _show(_search(space, data, sizes, {**request, "device": device or _device()}, run), as_json, html)
 
 
@@ -110,21 +126,15 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def _pairs(option: str, given: list[str] | None) -> dict[str, Any]:
-    """["channels=16", "kernels=[3,5]"] → {"channels": 16, "kernels": [3, 5]}; words need no quotes."""
+def _refuse_unused(context: typer.Context, used: Collection[str], owner: str) -> None:
+    """Options that were given and would change nothing."""
     from ..core.errors import OptionError
 
-    found: dict[str, Any] = {}
-    for entry in given or []:
-        name, equals, text = entry.partition("=")
-        if not equals or not name or name in found:
-            why = "it is given twice" if name in found else "a name and a value are wanted"
-            raise OptionError(f"{option} {entry}", why=why, do=f"e.g. {option} channels=16")
-        try:
-            found[name] = json.loads(text)
-        except ValueError:
-            found[name] = text
-    return found
+    others = {one.name: one.opts[0] for one in context.command.params if one.name and one.name not in used}
+    source = {name: context.get_parameter_source(name) for name in others}
+    given = [option for name, option in others.items() if (found := source[name]) is not None and found.name != "DEFAULT"]
+    if given:
+        raise OptionError(f"{', '.join(given)} with {owner}", why="it would change nothing", do="leave it out")
 
 
 def _device() -> str:
@@ -153,6 +163,8 @@ def _search(space: str, data: str | None, settings: dict[str, Any], request: dic
     from ..search.study.search import run_search, space_for
 
     source = _data(data)
+    if data is not None and Path(data).is_dir():
+        request["source"] = str(Path(data).resolve())
     small = SMALL if space == "nb201" and source.name == "digits" else {}
     found = space_for(space, source, {**small, **settings})
     if run is None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from ..core.errors import OptionError
 
 SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+MOST = 1_000_000_000
+"""Trials or seconds: more is a slip of the hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +29,10 @@ class Budget:
 
 def parse_budget(text: str) -> Budget:
     """A whole number of trials, or a time."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(trials?|s|m|h)\s*", text)
-    value = float(found.group(1)) if found else 0.0
-    if found is None or value <= 0 or (found.group(2).startswith("trial") and value != int(value)):
-        raise OptionError(f"budget {text!r}", why="it is a number of trials or a time, above 0", do="write 40trials, 90s, 10m or 2h")
-    if found.group(2).startswith("trial"):
-        return Budget(trials=int(value))
-    return Budget(seconds=value * SECONDS[found.group(2)])
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*(trials?|s|m|h)\s*", text)
+    unit = found.group(2) if found else ""
+    value = float(found.group(1)) * SECONDS.get(unit, 1.0) if found else 0.0
+    if not 0 < value <= MOST or (unit not in SECONDS and not value.is_integer()):
+        why = f"it is a whole number of trials or a time, above 0, of at most {MOST:,} trials or seconds"
+        raise OptionError(f"budget {text[:60]!r}", why=why, do="write 40trials, 90s, 10m or 2h")
+    return Budget(seconds=value) if unit in SECONDS else Budget(trials=int(value))

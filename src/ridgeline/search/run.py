@@ -79,6 +79,11 @@ def search_table(table: Table, strategy: str, budget: Budget, columns: Sequence[
     return found
 
 
+def _summary(values: list[float]) -> dict[str, float]:
+    """Mean and deviation of the sample."""
+    return {"mean": float(np.mean(values)), "std": float(np.std(values, ddof=1)) if len(values) > 1 else 0.0}
+
+
 def report_table(
     table: Table,
     *,
@@ -102,7 +107,5 @@ def report_table(
             row["front"] = nondominated(found.signed(columns)).tolist()
         rows.append(row)
         report(f"seed {seed}: {row['cell']}")
-    summary = {
-        name: {"mean": float(np.mean([row[name] for row in rows])), "std": float(np.std([row[name] for row in rows]))} for name in shown
-    }
+    summary = {name: _summary([row[name] for row in rows]) for name in shown}
     return {"schema": 1, "strategy": strategy, "budget": budget, "objectives": list(columns), "seeds": rows, "summary": summary}

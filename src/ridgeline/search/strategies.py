@@ -14,11 +14,11 @@ Objectives are all "larger is better"; a point that breaks a hard limit is told 
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import OptionError, unknown_name
+from .settings import checked_settings
 from .strategy.base import Ask, Base, Known, Strategy
 from .strategy.chance import RandomSearch
 from .strategy.controller import Controller
@@ -30,7 +30,7 @@ from .strategy.model import ModelSearch
 if TYPE_CHECKING:
     from .spaces.space import Space
 
-__all__ = ["STRATEGIES", "Ask", "Strategy", "make_strategy"]
+__all__ = ["STRATEGIES", "Ask", "Strategy", "make_strategy", "own_settings"]
 
 STRATEGIES: dict[str, type[Base]] = {
     "model": ModelSearch,
@@ -44,23 +44,25 @@ STRATEGIES: dict[str, type[Base]] = {
 
 
 def make_strategy(
-    name: str, space: Space, *, objectives: int, budget_trials: int | None, seed: int, known: Known | None = None, **settings: Any
+    name: str, space: Space, /, *, objectives: int, budget_trials: int | None, seed: int, known: Known | None = None, **settings: Any
 ) -> Strategy:  # fmt: skip
     """`settings` are the strategy's own; one it does not have is an error. `known`: what costs no training to know (base.py)."""
-    if name not in STRATEGIES:
-        raise unknown_name("strategy", name, STRATEGIES, see="`ridgeline search --help`")
+    own = own_settings(name, settings)
     if objectives < 1 or (budget_trials is not None and budget_trials < 1) or seed < 0:
         raise OptionError(
             f"{objectives} objectives, {budget_trials} trials, seed {seed}",
             why="objectives and trials start at 1, seeds at 0",
             do="give such",
         )
-    make: Callable[..., Base] = STRATEGIES[name]
-    own = [one for one, kind in inspect.signature(make).parameters.items() if kind.kind is inspect.Parameter.KEYWORD_ONLY]
-    for setting in settings:
-        if setting not in own:
-            raise unknown_name(f"setting of strategy {name}", setting, own, see="docs/search.md")
-    strategy = make(space, objectives, budget_trials, seed, **settings)
+    make: Any = STRATEGIES[name]
+    strategy: Base = make(space, objectives, budget_trials, seed, **own)
     if known is not None:
         strategy.know(known)
     return strategy
+
+
+def own_settings(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the strategy of that name, checked."""
+    if name not in STRATEGIES:
+        raise unknown_name("strategy", name, STRATEGIES, see="`ridgeline search --help`")
+    return checked_settings(STRATEGIES[name], given, owner=f"strategy {name}")

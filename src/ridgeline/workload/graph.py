@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from typing import Any, Literal
 
-from ..core.dtypes import FLOATING, bytes_of
+from ..core.dtypes import BITS, FLOATING, bytes_of
 
 Role = Literal["weights", "activations", "kv_cache"]
 ROLES: tuple[Role, ...] = ("weights", "activations", "kv_cache")
@@ -148,6 +148,10 @@ class Workload:
     context: int | None = None
     uncounted: tuple[Uncounted, ...] = ()
     notes: tuple[str, ...] = ()
+    stored_weights: tuple[Operand, ...] = ()
+    """Every weight storage once and whole, whatever part of it the ops touch."""
+    peak_cache_bytes: int = 0
+    """KV cache alive at once: what is passed in, plus copies the pass makes of it."""
     rebatch: Callable[[int], Workload] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -165,8 +169,21 @@ class Workload:
     def bytes_of(self, role: Role) -> int:
         return sum(op.bytes_of(role) for op in self.ops)
 
+    @property
+    def weight_bytes(self) -> int:
+        """All weights as stored; of a workload that does not say, the largest part of each that an op touches."""
+        if self.stored_weights:
+            return sum(o.bytes for o in self.stored_weights)
+        sizes: dict[str, int] = {}
+        for operand in (o for op in self.ops for o in op.operands if o.role == "weights"):
+            sizes[operand.value] = max(sizes.get(operand.value, 0), operand.bytes)
+        return sum(sizes.values())
+
     def with_dtype(self, dtype: str, roles: Iterable[Role] = ROLES) -> Workload:
-        """The same work with the floating-point operands of `roles` stored in `dtype`; ops compute in it when every role changes."""
+        """The same work with the floating-point operands of `roles` stored in `dtype`; ops compute in it when every role changes.
+
+        Peaks go with the width of the activations and of the KV cache: the few integers among them are taken to shrink along.
+        """
         chosen = set(roles)
         whole = chosen == set(ROLES)
 
@@ -182,4 +199,15 @@ class Workload:
             )
             for op in self.ops
         )
-        return replace(self, ops=ops, dtype=dtype if whole else self.dtype)
+
+        def narrowed(role: Role, peak: int) -> int:
+            return -(-peak * BITS[dtype] // BITS[self.dtype]) if role in chosen and self.dtype in FLOATING else peak
+
+        return replace(
+            self,
+            ops=ops,
+            dtype=dtype if whole else self.dtype,
+            peak_activation_bytes=narrowed("activations", self.peak_activation_bytes),
+            stored_weights=tuple(map(recast, self.stored_weights)),
+            peak_cache_bytes=narrowed("kv_cache", self.peak_cache_bytes),
+        )

@@ -77,3 +77,43 @@ def test_limits_nothing_can_keep() -> None:
         derive(NB201, np.zeros((6, 5)), limit=Limit(np.ones((6, 5)), 5.9))
     with pytest.raises(OptionError, match="no edges"):
         groups_of(load_space("macro"))
+
+
+@pytest.mark.parametrize("share", [0.001, 0.02, 0.3])
+def test_best_within_a_limit_on_what_is_no_sum(share: float) -> None:
+    """nb201: an edge that leads nowhere costs nothing, so a prediction is no sum over edges. Every cell is tried."""
+    random = np.random.default_rng(5)
+    costs = random.uniform(0.2, 1.0, size=(6, 5))
+    costs[:, NB201.ops.index("none")] = 0.0
+
+    def predict(point) -> float:
+        live = NB201.canonical(point)
+        return 1.0 + summed_cost(NB201, live, costs) + 0.3 * (len(set(live)) > 2)
+
+    points = list(product(range(5), repeat=6))
+    predicted = np.array([predict(point) for point in points])
+    most = float(np.quantile(predicted, share))
+    for _ in range(3):
+        weights = 2 * random.normal(size=(6, 5))
+        kept = [point for point, cost in zip(points, predicted, strict=True) if cost <= most and skip_count(NB201, point) <= 2]
+        found = derive(NB201, scores_of(weights), skips=2, limit=Limit(costs, most, predict))
+        assert predict(found) <= most and skip_count(NB201, found) <= 2
+        assert score(NB201, weights, found) == pytest.approx(max(score(NB201, weights, point) for point in kept))
+    with pytest.raises(OptionError, match="cheapest"):
+        derive(NB201, scores_of(weights), limit=Limit(costs, float(predicted.min()) * 0.99, predict))
+
+
+def test_a_large_space_within_a_limit_on_what_is_no_sum() -> None:
+    """darts: the part that is no sum is taken as large as it was ever seen to be, so attempts end, within the limit."""
+    random = np.random.default_rng(6)
+    weights, costs = 2 * random.normal(size=(28, 8)), random.uniform(0.2, 1.0, size=(28, 8))
+
+    def predict(point) -> float:
+        return summed_cost(DARTS, point, costs) * (1.1 if point[0] else 1.0) + 2.0
+
+    plain = derive(DARTS, scores_of(weights))
+    for share in (0.95, 0.85, 0.75):
+        most = share * predict(plain)
+        assert predict(derive(DARTS, scores_of(weights), limit=Limit(costs, most, predict))) <= most
+    with pytest.raises(OptionError, match="cheapest"):
+        derive(DARTS, scores_of(weights), limit=Limit(costs, 2.0, predict))

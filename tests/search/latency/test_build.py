@@ -173,6 +173,50 @@ def test_a_build_cut_off_goes_on_and_ends_the_same(monkeypatch: pytest.MonkeyPat
         build_table(SPACE, "cpu", plan=SHORT, journal=journal)
 
 
+def first_key(line: dict[str, Any], kind: str) -> str:
+    return next(key for key in line["times"] if key.startswith(kind))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [(lambda line: line["times"].update({first_key(line, "block"): [1.0]}), "1 numbers for"),
+     (lambda line: line["times"].update({first_key(line, "block"): [1.0] * 9}), "9 numbers for"),
+     (lambda line: line["times"].update({first_key(line, "block"): "12"}), "valid list"),
+     (lambda line: line["times"].update({first_key(line, "block"): [1e308, 1e308]}), "less than or equal"),
+     (lambda line: line["times"].update({first_key(line, "block"): [-1.0, 1.0]}), "greater than or equal"),
+     (lambda line: line["times"].update({first_key(line, "block"): [True, 1.0]}), "valid number"),
+     (lambda line: line["times"].update({"block zzz": [1.0, 1.0]}), "nothing of this build"),
+     (lambda line: line.update({"pass": float("inf")}), "valid integer"), (lambda line: line.update({"pass": -1}), "greater than"),
+     (lambda line: line.update(times=3), "valid dict"), (lambda line: line.update(more=3), "Extra")],
+)  # fmt: skip
+def test_a_damaged_journal_names_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: Any, told: str) -> None:
+    planted(monkeypatch)
+    journal = tmp_path / "t.journal"
+    build_table(SPACE, "cpu", plan=SHORT, journal=journal)
+    header, first, *rest = journal.read_text().splitlines()
+    line = json.loads(first)
+    change(line)
+    journal.write_text("\n".join([header, json.dumps(line), *rest, ""]))
+    with pytest.raises(OptionError, match=f"(?s)line 2 of .*{told}"):
+        build_table(SPACE, "cpu", plan=SHORT, journal=journal)
+
+
+def test_networks_that_take_no_time_are_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    planted(monkeypatch)
+    build_table(SPACE, "cpu", plan=SHORT, journal=tmp_path / "t.journal")
+    lines = [json.loads(line) for line in (tmp_path / "t.journal").read_text().splitlines()]
+    lines[-1]["times"] = {key: [0.0] for key in lines[-1]["times"]}
+    (tmp_path / "t.journal").write_text("\n".join([*map(json.dumps, lines), ""]))
+    with pytest.raises(MeasureError, match="a network of 0 s"):
+        build_table(SPACE, "cpu", plan=SHORT, journal=tmp_path / "t.journal")
+
+
+@pytest.mark.parametrize("given", [{"dtype": "bfloat16"}, {"mode": "graph"}, {"threads": 9}])
+def test_what_an_estimate_does_not_take_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=f"{next(iter(given))} for eyeriss"):
+        build_table(SPACE, "eyeriss", **given)
+
+
 def test_real_clocks_give_a_whole_table(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     table = build_table(SPACE, "cpu", threads=1, plan=SHORT, journal=tmp_path / "j")
@@ -201,7 +245,7 @@ def test_an_estimated_table_adds_up_to_the_estimate_of_the_network(tmp_path: Pat
 @pytest.mark.parametrize(
     ("given", "match"),
     [({"mode": "graph"}, "graphs are CUDA's"), ({"mode": "fast"}, "mode 'fast'"), ({"dtype": "int8"}, "dtype 'int8'"),
-     ({"batch": 0}, "batch 0")],
+     ({"batch": 0}, "batch 0"), ({"batch": 65537}, "batch is 1 to 65,536"), ({"threads": 4097}, "threads are 1 to 4,096")],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_told_before_anything_is(given: dict[str, Any], match: str) -> None:
     with pytest.raises(OptionError, match=match):

@@ -89,7 +89,9 @@ HOSTILE = {
     "not finite": changed(overhead_s=float("nan")), "infinite": changed(overhead_s=float("inf")), "a word": changed(overhead_s="0"),
     "no entries": changed(entries={}), "an entry below 0": changed(entries={"a": {"seconds": -1}}),
     "an entry of another kind": changed(entries={"a": 1}), "batch 0": changed(batch=0), "no object": changed(settings=[1]),
-    "a key without end": changed(entries={"k" * 501: {"seconds": 1.0}}), "not text": b"\xff\xfe" + changed(),
+    "a key without end": changed(entries={"k" * 501: {"seconds": 1.0}}), "a time beyond any": changed(entries={"a": {"seconds": 1e308}}),
+    "a count beyond any": changed(entries={"a": {"seconds": 1, "flops": 10**31}}),
+    "measured on what is not here": changed(method="measured", target="eyeriss"), "not text": b"\xff\xfe" + changed(),
 }  # fmt: skip
 
 

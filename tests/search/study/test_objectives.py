@@ -14,6 +14,7 @@ from ridgeline.search.study.objectives import nondominated, parse_limit, parse_o
 
 def test_limits_are_read_in_their_units() -> None:
     for text, bound in (
+        ("memory<=4MiB", 4 * 2.0**20), ("memory<=1GiB", 2.0**30), ("accuracy>=100%", 1.0), ("latency<=80us", 8e-05),
         ("latency<=2ms", 2e-3), ("latency <= 80 us", 80e-6), ("latency<=0.5", 0.5), ("energy<=30uJ", 30e-6), ("memory<=4MB", 4e6),
         ("parameters<=1.5M", 1.5e6), ("flops<=2GFLOP", 2e9), ("accuracy>=92%", 0.92), ("accuracy>=0.9", 0.9),
     ):  # fmt: skip
@@ -25,6 +26,18 @@ def test_limits_are_read_in_their_units() -> None:
     for wrong in ("latency", "latency<2ms", "latency<=2m", "latency<=ms", "latency<=2GB", "lateny<=2ms", "accuracy>=3ms", "latency<=1e999"):
         with pytest.raises(RidgelineError):
             parse_limit(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("latency<=1e99999999999999999999", "beyond what"), ("parameters<=1e999999999999999999999M", "beyond what"),
+     ("accuracy>=92", "write accuracy>=92%"), ("accuracy>=120%", "at most 100%"), ("crossbar_accuracy<=1.5", "is a share"),
+     ("memory<=4Mi", "use MB or GB or MiB"), ("flops<=2G", "use MFLOP or GFLOP"), ("latency<=2Mis", "use ms or us"),
+     ("parameters<=3MB", "k, M or G")],
+)  # fmt: skip
+def test_a_limit_that_cannot_be_meant_is_told_what_can(text: str, told: str) -> None:
+    with pytest.raises(OptionError, match=told):
+        parse_limit(text)
 
 
 def test_objectives_know_their_direction() -> None:

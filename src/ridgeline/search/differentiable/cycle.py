@@ -165,9 +165,8 @@ def _first_plan(data: Data, ops: tuple[str, ...], channels: int, depth: int) -> 
 
 def _limits(channels: int, depth: int, max_channels: int | None, max_depth: int | None, branches: int, cycles: int) -> Limits:
     if min(channels, cycles) < 1 or depth < STAGES:
-        raise OptionError(
-            f"{cycles} cycles, {channels} channels, depth {depth}", why=f"a network has {STAGES} stages of a cell or more", do="give more"
-        )
+        why = f"cycles and channels are 1 or more, depth {STAGES} or more: there are {STAGES} stages of a cell or more"
+        raise OptionError(f"{cycles} cycles, {channels} channels, depth {depth}", why=why, do="give more")
     return Limits(channels, depth, max(max_channels or 2 * channels, channels), max(max_depth or 3 * depth, depth), max(branches, 0))
 
 

@@ -6,7 +6,8 @@
 
 Without limits the answer is the space's own `derive`, ties aside. With them it is a multiple-choice knapsack, solved group by group: of
 partial answers with equally many skips only those stay that no other beats in cost and score. Costs are rounded up to 1/4096 of what the
-limit leaves, so that the answer always keeps the limit and is the best up to that rounding.
+limit leaves, so that the answer always keeps the limit and is the best up to that rounding. Where a cost is no sum over edges (in nb201
+an edge may lead nowhere), a space of up to MOST_LISTED points is gone through from the largest score down, which is exact.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ SKIPS = frozenset({"skip", "skip_connect"})
 BINS = 4096
 Edges = tuple[tuple[int, int], ...]
 ATTEMPTS = 8  # at a limit, where the predictor is not a sum over edges
+MOST_LISTED = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,47 +121,82 @@ def scores_of(weights: Matrix, edge_shares: Matrix | None = None) -> Matrix:
 def derive(space: Space, scores: Matrix, *, skips: int | None = None, limit: Limit | None = None) -> Point:
     """The point of largest summed score that has at most `skips` skips in its normal cell and keeps the limit."""
     scores = np.asarray(scores, dtype=np.float64)
-    plain = _best(space, scores, None, None, 0.0)
+    plain = _best(space, scores, None)
     if (skips is None or skip_count(space, plain) <= skips) and (limit is None or _predicted(space, plain, limit) <= limit.most):
         return plain
     if limit is None:
-        return _best(space, scores, skips, None, 0.0)
-    start, most = plain, limit.most
+        return _best(space, scores, skips)
+    if limit.predict and prod(len(options) for options in groups_of(space)) <= MOST_LISTED:
+        return _listed(space, scores, skips, limit)
+    fixed, cheapest = -np.inf, _best(space, -np.asarray(limit.costs, dtype=np.float64), skips)
+    point = plain
     for _ in range(ATTEMPTS):
-        fixed = _predicted(space, start, limit) - summed_cost(space, start, limit.costs)  # stem, head, launches
-        point = _best(space, scores, skips, limit.costs, most - fixed)
-        over = _predicted(space, point, limit) - limit.most
-        if over <= 0:
+        # stem, head, launches: those of the dearest network so far, so that each attempt leaves less room than the one before
+        fixed = max(fixed, _predicted(space, point, limit) - summed_cost(space, point, limit.costs))
+        found = _within(space, scores, skips, limit.costs, limit.most - fixed)
+        if found is None:
+            break
+        point = found
+        if _predicted(space, point, limit) <= limit.most:
             return point
-        start, most = point, most - over
-    raise OptionError(
-        f"no architecture within {limit.most:g}", why=f"the nearest found is predicted at {limit.most + over:g}", do="give a larger limit"
-    )
+    if (least := _predicted(space, cheapest, limit)) <= limit.most:
+        return cheapest
+    raise _too_little(limit, least)
+
+
+def _listed(space: Space, scores: Matrix, skips: int | None, limit: Limit) -> Point:
+    """The first point within the limit, from the largest score down."""
+    groups, flags = groups_of(space), skip_flags(space)
+    total, counts = np.zeros(1), np.zeros(1, dtype=np.int64)
+    for options in groups:
+        total, counts = (
+            np.add.outer(sums, [sum(values[entry] for entry in option.entries) for option in options]).ravel()
+            for sums, values in ((total, scores), (counts, flags))
+        )
+    sizes, least = [len(options) for options in groups], np.inf
+    for place in np.argsort(-total, kind="stable"):
+        if skips is not None and counts[place] > skips:
+            continue
+        picked = zip(groups, np.unravel_index(int(place), sizes), strict=True)
+        point = tuple(value for options, index in picked for value in options[int(index)].values)
+        predicted = _predicted(space, point, limit)
+        if predicted <= limit.most:
+            return point
+        least = min(least, predicted)
+    raise _too_little(limit, least)
+
+
+def _too_little(limit: Limit, least: float) -> OptionError:
+    why = f"the cheapest found is predicted at {least:g}"
+    return OptionError(f"no architecture within {limit.most:g}", why=why, do="give a larger limit")
 
 
 def _predicted(space: Space, point: Point, limit: Limit) -> float:
     return limit.predict(point) if limit.predict else summed_cost(space, point, limit.costs)
 
 
-def _best(space: Space, scores: Matrix, skips: int | None, costs: Matrix | None, room: float) -> Point:
-    """Group by group: `front` holds (skips, cost in bins, score, choice of each group so far)."""
-    flags, costs = skip_flags(space), np.zeros_like(scores) if costs is None else np.asarray(costs, dtype=np.float64)
-    unit = max(room, 0.0) / BINS or 1.0
+def _best(space: Space, scores: Matrix, skips: int | None) -> Point:
+    """Whatever it costs."""
+    found = _within(space, scores, skips, np.zeros_like(scores), np.inf)
+    if found is None:
+        raise OptionError(f"at most {skips} skips", why="no architecture keeps the budget", do="give a larger one")
+    return found
+
+
+def _within(space: Space, scores: Matrix, skips: int | None, costs: Matrix, room: float) -> Point | None:
+    """Group by group: `front` holds (skips, cost in bins, score, choice of each group so far). None where nothing fits into the room."""
+    flags, limited = skip_flags(space), np.isfinite(room)
+    unit = max(room, 0.0) / BINS or 1.0 if limited else 1.0
     groups = groups_of(space)
-    tables = [_table(options, flags, costs, scores, unit) for options in groups]
-    least = sum(min(table[:, 1]) for table in tables)
-    if np.any(costs) and (room <= 0 or least > BINS):
-        raise OptionError(
-            f"a limit that leaves {room:g} for the cells", why=f"the cheapest cells need {least * unit:g}", do="give a larger limit"
-        )
     front, chosen = np.zeros((1, 3)), np.zeros((1, 0), dtype=np.int64)
-    for table in tables:
+    for options in groups:
+        table = _table(options, flags, np.asarray(costs, dtype=np.float64), scores, unit)
         joined = (front[:, None, :] + table[None, :, :]).reshape(-1, 3)
-        keep = _undominated(joined, BINS if np.any(costs) else None, skips)
+        keep = _undominated(joined, (BINS if room > 0 else 0) if limited else None, skips)
         before, option = np.divmod(keep, len(table))
         front, chosen = joined[keep], np.concatenate([chosen[before], option[:, None]], axis=1)
         if not len(front):
-            raise OptionError(f"at most {skips} skips", why="no architecture keeps the budget and the limit", do="give a larger one")
+            return None
     winner = chosen[int(front[:, 2].argmax())]
     return tuple(value for options, index in zip(groups, winner, strict=True) for value in options[int(index)].values)
 

@@ -80,11 +80,18 @@ def build_table(
     if target.partition(":")[0] not in LOCAL_TARGETS:
         from .estimated import estimated_table
 
+        idle = {"dtype": dtype != "float32", "mode": mode != "eager", "threads": threads is not None}
+        if unused := [name for name, given in idle.items() if given]:
+            why = "its table is estimated, not measured: nothing would change"
+            raise OptionError(f"{', '.join(unused)} for {target}", why=why, do="leave it out, or build on cpu or cuda")
         return estimated_table(space, target, batch, chosen, journal, say)
     conditions = Conditions(target, batch, dtype, mode_named(mode), threads or torch.get_num_threads())
     blocks, points = checked_blocks(space), distinct_points(space, chosen.calibration + chosen.check, chosen.seed)
     fixed = identity(space, conditions)
-    with open_journal(journal, {**fixed, **conditions.to_json(), "plan": repr(chosen)}) as kept:
+    lengths = {f"block {block.key}": (1 if conditions.on_cuda else 2,) for block in blocks} | {
+        f"net {place}": (1,) for place in range(len(points))
+    }
+    with open_journal(journal, {**fixed, **conditions.to_json(), "plan": repr(chosen)}, lengths) as kept:
         passes = _measure(space, blocks, points, conditions, chosen, kept, say)
         times = _combined(kept, passes)
     return _assembled(space, blocks, points, times, chosen, fixed, conditions, say)

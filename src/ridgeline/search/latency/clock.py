@@ -11,6 +11,7 @@ else runs on the machine only ever adds. One call of a few microseconds is timed
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
@@ -27,6 +28,7 @@ from ...core.timing import garbage_collector_off
 
 REPEATS, CALLS = 3, 20
 LOW = 0.1
+MOST_BATCH, MOST_THREADS = 65536, 4096
 Mode = Literal["eager", "graph"]
 MODES: tuple[Mode, ...] = ("eager", "graph")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -46,12 +48,15 @@ class Conditions:
     threads: int = 1
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"(cpu|cuda)(:\d{1,3})?", self.device):
+            raise OptionError(f"device {self.device!r}", why="times are taken on cpu or cuda", do="give cpu, cuda or e.g. cuda:1")
         if self.mode == "graph" and not self.on_cuda:
             raise OptionError(f"mode {self.mode!r} on {self.device}", why="graphs are CUDA's", do="use eager, or graph on cuda")
         if self.dtype not in DTYPES:
             raise OptionError(f"dtype {self.dtype!r}", why="networks run here in a floating type", do=f"use {', '.join(DTYPES)}")
-        if not 1 <= self.batch <= 65536 or not 1 <= self.threads <= 4096:
-            raise OptionError(f"batch {self.batch}, threads {self.threads}", why="both start at 1", do="give e.g. batch 1, 2 threads")
+        if not 1 <= self.batch <= MOST_BATCH or not 1 <= self.threads <= MOST_THREADS:
+            why = f"a batch is 1 to {MOST_BATCH:,}, threads are 1 to {MOST_THREADS:,}"
+            raise OptionError(f"batch {self.batch}, threads {self.threads}", why=why, do="give e.g. batch 1, 2 threads")
         if self.on_cuda and not torch.cuda.is_available():
             raise MeasureError(
                 f"cannot measure on {self.device}", why="torch finds no CUDA device here", do="use --on cpu or a named target"

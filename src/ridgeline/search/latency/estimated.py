@@ -50,7 +50,8 @@ def estimated_table(space: Space, target: str, batch: int, plan: Plan, journal: 
     total, blocks = estimator(spec, batch), checked_blocks(space)
     about = {**identity(space, conditions), "machine": spec.name}
     digest = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
-    with open_journal(journal, {**about, "batch": batch, "target": digest}) as kept:
+    lengths = {block.key: (3, 4) for block in blocks}  # joules where the target gives them
+    with open_journal(journal, {**about, "batch": batch, "target": digest}, lengths) as kept:
         for place, block in enumerate(blocks):
             if block.key not in kept.known(0):
                 kept.put(0, {block.key: _numbers(total(block.make(), block.shape))})

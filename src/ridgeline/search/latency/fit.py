@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.errors import MeasureError
 from .table import Errors, Missed
 
 Values = NDArray[np.float64]
@@ -24,6 +25,8 @@ NAMED, NAME_LENGTH = 3, 500
 
 def fit_nonnegative(features: Values, seconds: Values) -> Values:
     """Coefficients >= 0 of the least relative squared error."""
+    if not (seconds > 0).all():
+        raise MeasureError("a network of 0 s", why="nothing runs in no time", do="build again, without the journal beside --out")
     scaled = features / seconds[:, None]
     best, least = np.zeros(features.shape[1]), float(len(seconds))
     for size in range(1, features.shape[1] + 1):

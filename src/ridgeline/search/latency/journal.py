@@ -9,17 +9,30 @@ never mixed in.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...core import journal as lines
 from ...core.errors import OptionError
+from .table import Seconds
 
 SCHEMA = 1
 Times = dict[str, tuple[float, ...]]
+Lengths = Mapping[str, tuple[int, ...]]
+"""How many numbers there may be of each key."""
+
+
+class _Line(BaseModel):
+    """One group, as `put` writes it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    pass_: Annotated[int, Field(ge=0, alias="pass")]
+    times: dict[str, list[Seconds]]
 
 
 class Journal:
@@ -37,20 +50,24 @@ class Journal:
         self.known(pass_).update(times)
         self._kept.append({"pass": pass_, "times": {key: list(values) for key, values in times.items()}})
 
-    def read(self, path: Path) -> None:
+    def read(self, path: Path, lengths: Lengths) -> None:
         """Take in the groups of an earlier build, which follow its conditions."""
         for number, entry in enumerate(self._kept.entries[1:], start=2):
             try:
-                times = {str(key): tuple(map(float, values)) for key, values in entry["times"].items()}
-                if not all(values and all(math.isfinite(value) and value >= 0 for value in values) for values in times.values()):
-                    raise ValueError("times must be finite numbers, not below 0")
-                self.known(int(entry["pass"])).update(times)
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise lines.bad_line(path, number, f"{type(error).__name__}: {error}"[:200]) from error
+                line = _Line.model_validate(entry)
+            except ValidationError as error:
+                first = error.errors(include_url=False, include_input=False)[0]
+                where = ".".join(str(part)[:80] for part in first["loc"][:4])
+                raise lines.bad_line(path, number, f"{where}: {first['msg']}"[:200]) from error
+            for key, values in line.times.items():
+                if len(values) not in lengths.get(key, ()):
+                    why = f"{len(values)} numbers for {key[:80]!r}" if key in lengths else f"{key[:80]!r} is nothing of this build"
+                    raise lines.bad_line(path, number, why)
+            self.known(line.pass_).update({key: tuple(values) for key, values in line.times.items()})
 
 
 @contextmanager
-def open_journal(path: Path | None, header: Mapping[str, Any]) -> Iterator[Journal]:
+def open_journal(path: Path | None, header: Mapping[str, Any], lengths: Lengths) -> Iterator[Journal]:
     """The journal at `path`, for one process at a time; None keeps it in memory."""
     wanted = json.loads(json.dumps({"schema": SCHEMA, **header}))
     with lines.open_journal(path) as kept:
@@ -62,5 +79,5 @@ def open_journal(path: Path | None, header: Mapping[str, Any]) -> Iterator[Journ
             )
         journal = Journal(kept)
         if path is not None:
-            journal.read(path)
+            journal.read(path, lengths)
         yield journal

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from ...core.errors import OptionError, nearest
 from ...core.files import write_text
+from ...target.load import LOCAL_TARGETS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,8 +30,12 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 MOST_BYTES = 64 << 20
-Seconds = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=0)]
+MOST = 10**30
+"""Of a time, an energy or a count: sums of such, and what they are off by, are still numbers."""
+Seconds = Annotated[float, Field(ge=0, le=MOST)]
+Found = Annotated[float, Field(ge=0)]
+"""What follows from times: finite, and no more is known of it."""
+Count = Annotated[int, Field(ge=0, le=MOST)]
 Name = Annotated[str, Field(min_length=1, max_length=500)]
 
 
@@ -55,20 +60,20 @@ class Missed(_Record):
     """A network and what a table says of it."""
 
     point: Name
-    predicted_s: Seconds
-    measured_s: Seconds
+    predicted_s: Found
+    measured_s: Found
 
 
 class Errors(_Record):
     """|predicted / measured - 1| over whole networks, and the order of the two; beside it the same for FLOPs, scaled by a line."""
 
     nets: Count
-    mean: Seconds
-    p90: Seconds
-    worst: Seconds
+    mean: Found
+    p90: Found
+    worst: Found
     spearman: float
-    flops_mean: Seconds
-    flops_worst: Seconds
+    flops_mean: Found
+    flops_worst: Found
     flops_spearman: float
     missed_most: tuple[Missed, ...] = ()
     """The networks that are furthest off, worst first."""
@@ -79,8 +84,8 @@ class Correction(_Record):
 
     nets: Count = 0
     per_block_s: Seconds = 0.0
-    alone: Seconds = 0.0
-    cold: Seconds = 0.0
+    alone: Found = 0.0
+    cold: Found = 0.0
 
 
 class LatencyTable(_Record):
@@ -101,6 +106,12 @@ class LatencyTable(_Record):
     correction: Correction = Correction()
     errors: Errors | None = None
     entries: Annotated[dict[Name, Entry], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _measured_here(self) -> LatencyTable:
+        if self.method == "measured" and self.target.partition(":")[0] not in LOCAL_TARGETS:
+            raise ValueError(f"target {self.target[:80]!r} cannot have been measured, only {' and '.join(LOCAL_TARGETS)} can")
+        return self
 
     def predict(self, space: Space, point: Point) -> float:
         """Seconds of the whole network."""
@@ -154,7 +165,8 @@ class LatencyTable(_Record):
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(str(part)[:80] for part in first["loc"][:4])
-            raise _broken(place, f"{where}: {first['msg']}"[:300] if where else first["msg"][:300]) from error
+            why = first["msg"].removeprefix("Value error, ")
+            raise _broken(place, f"{where}: {why}"[:300] if where else why[:300]) from error
 
     def _check_space(self, space: Space) -> None:
         if space.name != self.space:

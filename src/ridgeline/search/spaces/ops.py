@@ -9,6 +9,8 @@ none, conv3x3, conv1x1, avgpool. `affine` is whether batch norms have weights: n
 
 from __future__ import annotations
 
+import copy
+import reprlib
 from collections.abc import Callable
 
 import torch
@@ -19,6 +21,10 @@ from ...core.errors import OptionError, unknown_name
 
 MakeOp = Callable[[int, int, int, bool], nn.Module]
 _OPS: dict[str, MakeOp] = {}
+_RUN: set[tuple[str, int, int, int]] = set()
+"""Forms of users' ops that have given the right shape."""
+SIZE = 8
+"""Pixels a side of the image they are run on."""
 
 
 def register_op(name: str, make: MakeOp) -> None:
@@ -35,14 +41,39 @@ def op_names() -> tuple[str, ...]:
 
 
 def require_ops(names: tuple[str, ...]) -> None:
+    if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+        raise OptionError(f"ops = {reprlib.repr(names)}", why="they are a list of names", do="e.g. none,skip,conv3x3")
     for name in names:
         if name not in _OPS:
-            raise unknown_name("op", str(name), _OPS, see="`ridgeline.search.spaces.register_op`")
+            raise unknown_name("op", name, _OPS, see="`ridgeline.search.spaces.register_op`")
 
 
 def make_op(name: str, channels_in: int, channels_out: int, stride: int = 1, affine: bool = True) -> nn.Module:
     require_ops((name,))
-    return _OPS[name](channels_in, channels_out, stride, affine)
+    if name in _BUILTIN:
+        return _OPS[name](channels_in, channels_out, stride, affine)
+    return _checked_op(name, channels_in, channels_out, stride, affine)
+
+
+def _checked_op(name: str, channels_in: int, channels_out: int, stride: int, affine: bool) -> nn.Module:
+    """An op of a user's; the first of each form is run once, so that what it does wrong is told with its name."""
+    form, wanted = (name, channels_in, channels_out, stride), (2, channels_out, -(-SIZE // stride), -(-SIZE // stride))
+    what = f"op {name!r} of {channels_in} to {channels_out} channels, stride {stride}"
+    do = f"register one that gives [B, {channels_out}, H/{stride}, W/{stride}] of [B, {channels_in}, H, W]"
+    try:
+        made = _OPS[name](channels_in, channels_out, stride, affine)
+        if form in _RUN:
+            return made
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):  # weights built after it are as without the run
+            given = copy.deepcopy(made).eval()(torch.zeros(2, channels_in, SIZE, SIZE))
+    except Exception as error:
+        why = f"on an input of {SIZE}x{SIZE} it fails: {type(error).__name__}: {str(error)[:200]}"
+        raise OptionError(what, why=why, do=do) from error
+    if not isinstance(given, Tensor) or given.shape != wanted:
+        found = list(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        raise OptionError(what, why=f"on an input of {SIZE}x{SIZE} it gives {found}, not {list(wanted)}", do=do)
+    _RUN.add(form)
+    return made
 
 
 class Zero(nn.Module):
@@ -165,3 +196,4 @@ register_op("skip", _skip)
 register_op("conv3x3", _convolution(3))
 register_op("conv1x1", _convolution(1))
 register_op("avgpool", _average)
+_BUILTIN = frozenset(_OPS)

@@ -97,7 +97,7 @@ def space_names() -> list[str]:
     return sorted({**_builtin(), **_FACTORIES})
 
 
-def load_space(name: str, **settings: Any) -> Space:
+def load_space(name: str, /, **settings: Any) -> Space:
     """The space of that name; settings are its own, e.g. `channels=16, cells=8, classes=10, image=32`."""
     factories = {**_builtin(), **_FACTORIES}
     if name not in factories:

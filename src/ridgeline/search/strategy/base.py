@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Known = Callable[["Point"], tuple[tuple[float | None, ...], bool]]
 """Point ──> objectives that are known without a training (None: the others), and whether it keeps the limits on what is known."""
-TRIES = 100
-"""Draws before a point that was already told is asked again."""
+TRIES, KNOWN_TRIES = 100, 3000
+"""Draws before a point that was already told is asked again; and, where costs are known, one that breaks a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Base:
 
     def best(self) -> Point:
         self.need_told()
-        return max(self.told, key=lambda point: self.told[point][0])
+        return max(self.told, key=lambda point: self.told[point])  # among equals of the first objective the others decide
 
     def propose(self) -> Ask:
         """From what was told and self.random alone, changing neither."""
@@ -101,12 +101,21 @@ class Base:
             )
 
     def fresh(self, draw: Callable[[], Point]) -> Point:
-        """The first drawn point that computes something not yet told; after TRIES, whatever comes."""
-        for _ in range(TRIES):
+        """The first drawn point that computes something not yet told, within the limits on known costs; after all tries, whatever comes."""
+        new: Point | None = None
+        for number in range(TRIES if self.known is None else KNOWN_TRIES):
             point = draw()
             if self.space.canonical(point) not in self.seen:
-                return point
-        return draw()
+                if self.allowed(point):
+                    return point
+                new = new or point
+            elif new is None and number >= TRIES:
+                break
+        return new or draw()
+
+    def allowed(self, point: Point) -> bool:
+        """Whether no cost that is known breaks a limit."""
+        return self.known is None or self.known(point)[1]
 
     def chance(self) -> Point:
         return self.fresh(lambda: self.space.random(self.random))

@@ -75,7 +75,7 @@ class Evolution(Base):
         if self.proxy and self.parents is None:
             self.parents = self._by_proxies()
         for point in self.parents or ():
-            if self.space.canonical(point) not in self.seen:
+            if self.space.canonical(point) not in self.seen and self.allowed(point):
                 return point
         if self.screen is None or not (self.refused or self.known):
             return self.chance()

@@ -1,7 +1,8 @@
 """Successive halving (Jamieson & Talwalkar 2016): many points with little training, the best third with three times more, and so on.
 
     width points at fidelity 1/9 ──best third──> 1/3 ──best third──> 1      then the next bracket, with new points
-    a budget of T trials: the widest bracket whose 1 + 1/3 + 1/9 of asks fit in T; without one: 27 + 9 + 3
+    a budget of T trials: the widest bracket whose 1 + 1/3 + 1/9 of asks fit in T, with fewer rungs where 9 + 3 + 1 do not fit;
+    without one: 27 + 9 + 3
 
 Nothing is promoted before its whole rung is told, so the order of answers does not matter. Infeasible points are never promoted.
 """
@@ -29,6 +30,8 @@ class Halving(Base):
                 f"halving by {eta} over {rungs} rungs", why="it keeps 1/eta of 1 to 8 rungs", do="give eta >= 2, rungs 1 to 8"
             )
         self.eta, self.rungs = eta, rungs
+        while budget_trials is not None and self.rungs > 1 and sum(eta**rung for rung in range(self.rungs)) > budget_trials:
+            self.rungs -= 1
         self.rung, self.width = 0, self._width()
         self.queue: list[Point] = []  # of this rung, not yet told
         self.drawn = 0  # points of this bracket so far
@@ -54,7 +57,7 @@ class Halving(Base):
     def best(self) -> Point:
         self.need_told()
         top = max(self.highest.values())
-        return max((point for point, value in self.highest.items() if value == top), key=lambda point: self.told[point][0])
+        return max((point for point, value in self.highest.items() if value == top), key=lambda point: self.told[point])
 
     def _fidelity(self) -> float:
         return float(self.eta) ** (self.rung + 1 - self.rungs)
@@ -72,7 +75,11 @@ class Halving(Base):
 
     def _width(self) -> int:
         most = self.budget_trials if self.budget_trials is not None else sum(self.eta**rung for rung in range(1, self.rungs + 1))
-        width: int = max(most, self.eta ** (self.rungs - 1))
-        while width > self.eta ** (self.rungs - 1) and sum(width // self.eta**rung for rung in range(self.rungs)) > most:
-            width -= 1
-        return width
+        least: int = self.eta ** (self.rungs - 1)
+        low = least
+        high = max(most, least) + 1  # low fits, or is the least there is; high does not fit
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = sum(middle // self.eta**rung for rung in range(self.rungs)) <= most
+            low, high = (middle, high) if fits else (low, middle)
+        return low

@@ -68,7 +68,7 @@ class ModelSearch(Base):
     def _spread(self, known: Known) -> Point:
         """A random point within the limits; of SPREAD such the one nearest to another cost each time: the golden ratio's multiples."""
         drawn = list(dict.fromkeys(self.pool.chance() for _ in range(SPREAD)))
-        found = [(known(point)[0], point) for point in drawn if known(point)[1]]
+        found = [(known(point)[0], point) for point in drawn if self.allowed(point)]
         if not found:
             return drawn[0]
         costs = [place for place in range(self.objectives) if found[0][0][place] is not None]
@@ -83,7 +83,8 @@ class ModelSearch(Base):
         told, front = list(self.told), np.flatnonzero(beaten(values) == 0)
         member = told[int(self.random.choice(front))]
         drawn = (self.space.mutated(member, self.random) for _ in range(NEIGHBOURS))
-        points = list({form: point for point in drawn if (form := self.space.canonical(point)) not in self.seen}.values())
+        new = {form: point for point in drawn if (form := self.space.canonical(point)) not in self.seen}
+        points = [point for point in new.values() if self.allowed(point)]
         hope = self.pool.hopes(points) if points else []
         return self.pool.plain(points[int(np.argmax(hope))]) if len(hope) and np.isfinite(hope).any() else None
 
@@ -170,7 +171,7 @@ class _Drawn(_Pool):
             form = space.canonical(point)
             if form not in search.seen:
                 found.setdefault(form, point)
-        return list(found.values())
+        return [point for point in found.values() if search.allowed(point)]
 
 
 class _Everything(_Pool):

@@ -10,6 +10,8 @@ compute the same are costed once.
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,18 +20,21 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from ...core.dtypes import bytes_of
 from ...core.errors import OptionError
 from ...core.timing import time_callable
 from ...target.load import LOCAL_TARGETS, load_target
 from ...workload.capture import capture
 from ..spaces.space import Point, Space
 from .objectives import OBJECTIVES
+from .request import settings_of
 
 if TYPE_CHECKING:
     from ...core.profile import Profile
     from ...target.load import Target
     from ..latency.table import LatencyTable
 
+MEASURED = ("float64", "float32", "float16", "bfloat16")
 COSTS = tuple(name for name, one in OBJECTIVES.items() if not one.trained)
 
 
@@ -54,12 +59,33 @@ class Costing:
             raise OptionError(f"measured latency on {self.target}", why=why, do=f"use {' or '.join(LOCAL_TARGETS)}, or leave measure out")
         if self.measure and self.table is not None:
             raise OptionError("measured latency and a table", why="each states the latency", do="give one of them")
-        if self.table is not None and self.table.batch != self.batch:
-            raise OptionError(
-                f"a table of batch {self.table.batch} for batch {self.batch}",
-                why="latency is not proportional to the batch",
-                do=f"give batch {self.table.batch}, or build another table",
-            )
+        if self.measure and self.dtype not in (None, *MEASURED):
+            why = "the network's own layers are timed, and they run in others"
+            raise OptionError(f"measured latency in {self.dtype}", why=why, do=f"give one of {', '.join(MEASURED)}")
+        if self.table is not None:
+            self._check_table(self.table)
+
+    def _check_table(self, table: LatencyTable) -> None:
+        """A table answers for its own conditions alone."""
+        places = (table.target.partition(":")[0], self.target.partition(":")[0])  # cuda:0 is cuda
+        own = {"batch": (table.batch, self.batch), "target": places, "dtype": (table.dtype, self.dtype or "float32")}
+        for name, (its, ours) in own.items():
+            if its != ours:
+                raise OptionError(
+                    f"a table of {name} {its} for {name} {ours}", why="its latencies are those of its own conditions",
+                    do=f"give {name} {its} (target and dtype are the table's where left out), or build another table",
+                )  # fmt: skip
+
+    def check_space(self, space: Space) -> None:
+        """Whether the table was built for networks of this space and size."""
+        if self.table is None:
+            return
+        settings = json.loads(json.dumps(settings_of(space)))
+        differ = [name for name in settings if self.table.settings.get(name) != settings[name]]
+        if self.table.space == space.name and differ:
+            its, ours = ({name: values.get(name) for name in differ[:3]} for values in (self.table.settings, settings))
+            do = "build the table with the settings of the search, those of --final in their place"
+            raise OptionError(f"a table for {its}", why=f"the networks that ship have {ours}", do=do)
 
     def of(self, space: Space, point: Point, names: Iterable[str], report: Callable[[str], None] | None = None) -> dict[str, float]:
         """Those of `names` that need no training."""
@@ -100,7 +126,7 @@ class Costing:
         self, model: nn.Module, shape: tuple[int, ...], names: list[str], report: Callable[[str], None] | None
     ) -> dict[str, float]:
         workload = capture(model, torch.zeros(self.batch, *shape), dtype=self.dtype, name="candidate")
-        weights = sum(p.numel() * p.element_size() for p in [*model.parameters(), *model.buffers()])
+        weights = sum(self._bytes_of(p) for p in [*model.parameters(), *model.buffers()])
         found = {"flops": float(workload.flops), "memory": float(weights + workload.peak_activation_bytes)}
         if "latency" in names or "energy" in names:
             profile = self._profile(workload, report)
@@ -112,6 +138,11 @@ class Costing:
                 found["energy"] = profile.total.energy_j
         return found
 
+    def _bytes_of(self, parameter: torch.Tensor) -> int:
+        if self.dtype and parameter.is_floating_point():
+            return bytes_of(parameter.numel(), self.dtype)
+        return parameter.numel() * parameter.element_size()
+
     def _profile(self, workload: object, report: Callable[[str], None] | None) -> Profile:
         from ...estimate.processor import estimate
 
@@ -121,8 +152,8 @@ class Costing:
 
     def _measured(self, model: nn.Module, shape: tuple[int, ...]) -> float:
         device = torch.device(self.target)
-        dtype = getattr(torch, self.dtype) if self.dtype else torch.float32
-        placed, inputs = model.to(device, dtype), torch.zeros(self.batch, *shape, device=device, dtype=dtype)
+        dtype = getattr(torch, self.dtype or "float32")
+        placed, inputs = copy.deepcopy(model).to(device, dtype), torch.zeros(self.batch, *shape, device=device, dtype=dtype)
         with torch.inference_mode():
             return time_callable(lambda: placed(inputs), device=self.target, budget_s=0.5).median_s
 

@@ -67,12 +67,17 @@ def score_candidate(
         raise OptionError(f"fidelity {fidelity}", why="it is a share of the full training", do="give a number above 0 and at most 1")
     model = space.build(point, seed=seed)
     trained = train_network(
-        model, parts, recipe, device=device, seed=seed, epochs=max(1, round(epochs * fidelity)), folder=folder, report=report
+        model, parts, recipe, device=device, seed=seed, epochs=epochs_of(epochs, fidelity), folder=folder, report=report
     )
     found = {"accuracy": float(trained.accuracy)}
     if "crossbar_accuracy" in objectives:
         found["crossbar_accuracy"] = on_chips(model, parts, chip, seed, report)
     return found
+
+
+def epochs_of(epochs: int, fidelity: float) -> int:
+    """Of a training of this share of them."""
+    return max(1, round(epochs * fidelity))
 
 
 def on_chips(model: nn.Module, parts: Data, chip: str, seed: int, report: Report) -> float:

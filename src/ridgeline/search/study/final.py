@@ -114,9 +114,12 @@ def export_front(study: Study, front: Front, onnx: bool = True) -> None:
             front.exported["onnx"] = str(folder / "model.onnx")
         elif onnx:
             _export_onnx(study, front, folder)
-    study.write_front(front)
+    elif front.shipped:
+        front.notes.append(f"winner/ has no weights: {final / WEIGHTS if final else WEIGHTS} is gone since they were trained")
     if study.run.path is not None:
-        front.exported["report"] = str(write_text(study.run.path / "report.html", front.to_html()))
+        front.exported["report"] = str(study.run.path / "report.html")
+        write_text(study.run.path / "report.html", front.to_html())
+    study.write_front(front)
 
 
 def _export_onnx(study: Study, front: Front, folder: Path) -> None:

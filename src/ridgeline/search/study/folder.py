@@ -28,6 +28,8 @@ from ...core.files import write_json
 from ...core.journal import HEADER, Entry, Journal, differing, open_journal, read_entries
 
 SCHEMA = 1
+PLACES = ("source", "data", "table", "recipe", "final_recipe")
+"""Fields of a request that say where something lies, or what it is called, whose content another field tells."""
 MOST_BYTES = 16 << 20
 """Of run.json and front.json: more is no file of ours."""
 
@@ -76,7 +78,11 @@ def _agree(path: Path, wanted: dict[str, Any], journal: Journal, resume: bool, s
         return
     document = read_run(path)
     before = document["request"]
-    if differ := differing(before, wanted):
+    differ = [name for name in differing(before, wanted) if name not in PLACES]
+    if differ and not journal.entries and not any((path / name).exists() for name in ("trials", "final")):
+        write_json(path / HEADER, {"schema": SCHEMA, "request": wanted, "versions": versions()})  # nothing was ever done for the other
+        return
+    if differ:
         told = "; ".join(f"{name} was {_short(before.get(name))}, now {_short(wanted.get(name))}" for name in differ[:3])
         raise OptionError(f"{path} holds another run", why=told, do=f"give another folder, or go on with it: --resume {path}")
     if journal.entries and not resume:
@@ -133,5 +139,6 @@ def versions() -> dict[str, str]:
 
 
 def digest_of(request: Mapping[str, Any]) -> str:
-    """The same for the same request."""
-    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:12]
+    """The same for the same request, wherever its files lie."""
+    content = {name: value for name, value in request.items() if name not in PLACES}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]

@@ -10,21 +10,27 @@ either after the epoch or cycle in which the search's share of it is spent.
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
-from ...core.errors import OptionError, unknown_name
+from ...core.errors import OptionError
+from ...train.evaluate import evaluate
+from ..settings import checked_settings
 from .final import save_weights
+from .request import Request
 from .result import Front, Trial
 from .study import Study, broken_limit
 from .trial import new_trial, refuse_empty
 
 COST_WEIGHT = 0.1
 """Of the latency term, where --strategy-set does not say otherwise."""
+SCORED_BATCH = 512
 OURS = ("device", "seed", "folder", "report", "resume", "costs", "limit", "guard", "settings")
 
 
@@ -33,8 +39,8 @@ def search_by_gradient(study: Study, front: Front, seed: int) -> int:
     number, known = len(front.trials), study.known(seed)
     if known:
         trial = known[0]
-        if trial.genotype is not None and (folder := study.run.final(seed)) is not None and (folder / "start.safetensors").is_file():
-            study.grown[seed] = load_file(folder / "start.safetensors")
+        if trial.genotype is not None and (folder := study.run.final(seed)) is not None:
+            study.grown[seed] = _start_of(folder / "start.safetensors")
     else:
         begun = time.perf_counter()
         search = _grown if study.request.strategy == "aso-se" else _derived
@@ -45,11 +51,19 @@ def search_by_gradient(study: Study, front: Front, seed: int) -> int:
     return trial.number
 
 
+def _start_of(path: Path) -> dict[str, Tensor]:
+    """The weights a search has left for the final training."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        why = f"the final training begins with the weights of the search: {str(error).splitlines()[0][:160]}"
+        raise OptionError(f"cannot read {path}", why=why, do="put the file back, or search again in another folder") from error
+
+
 def _derived(study: Study, seed: int, number: int, begun: float) -> Trial:
     from ..differentiable.search import search_differentiable
-    from ..supernet.network import make_supernet
 
-    settings = {**_checked(study, search_differentiable, make_supernet), **_device_terms(study)}
+    settings = {**check_settings(study.request), **_device_terms(study)}
     found = search_differentiable(study.space, study.parts, **_common(study, seed, number), **settings)
     return new_trial(study, tuple(found.point), 1.0, seed, number, [], begun)
 
@@ -74,10 +88,11 @@ def _device_terms(study: Study) -> dict[str, Any]:
 def _grown(study: Study, seed: int, number: int, begun: float) -> Trial:
     from ..differentiable.cycle import run_cycles
 
-    grown = run_cycles(study.space, study.parts, **_common(study, seed, number), **_checked(study, run_cycles))
+    grown = run_cycles(study.space, study.parts, **_common(study, seed, number), **check_settings(study.request))
     wanted = study.request.wanted
+    scores = evaluate(grown.model, study.parts, batch=SCORED_BATCH)  # not seen by the search, whose own held-out part chose
     costs = study.costing.of_model(grown.model, study.space.input_shape, wanted, study.report)
-    values = {name: value for name, value in costs.items() if name in wanted} | {"accuracy": float(grown.accuracy)}
+    values = {name: value for name, value in costs.items() if name in wanted} | {"accuracy": float(scores.accuracy)}
     if "crossbar_accuracy" in wanted:
         from .evaluate import on_chips
 
@@ -96,16 +111,22 @@ def _common(study: Study, seed: int, number: int) -> dict[str, Any]:
     return {"device": study.request.device, "seed": seed, "folder": study.run.trial(number, "search"), "report": report}
 
 
-def _checked(study: Study, *functions: Callable[..., Any]) -> dict[str, Any]:
+def check_settings(request: Request) -> dict[str, Any]:
     """Settings the search has and the run does not decide itself; a budget in time becomes its seconds."""
-    kinds = {name: one for function in functions for name, one in inspect.signature(function).parameters.items()}
-    known = [name for name, one in kinds.items() if one.kind is inspect.Parameter.KEYWORD_ONLY and name not in OURS]
-    settings = dict(study.request.strategy_settings)
-    for name, value in settings.items():
-        if name not in known:
-            raise unknown_name(f"setting of strategy {study.request.strategy}", name, known, see="docs/search.md")
-        if isinstance(value, dict):
-            raise OptionError(f"setting {name} = {value}", why="a number or a word is wanted", do="give one")
-    if study.request.most.seconds is not None:
-        settings.setdefault("seconds", study.request.most.seconds)
+    owner = f"strategy {request.strategy}"
+    settings = checked_settings(_functions(request.strategy), request.strategy_settings, owner=owner, hidden=OURS)
+    if request.most.seconds is not None:
+        settings.setdefault("seconds", request.most.seconds)
     return settings
+
+
+def _functions(strategy: str) -> tuple[Callable[..., Any], ...]:
+    """Whose options are the strategy's settings."""
+    if strategy == "aso-se":
+        from ..differentiable.cycle import run_cycles
+
+        return (run_cycles,)
+    from ..differentiable.search import search_differentiable
+    from ..supernet.network import make_supernet
+
+    return (search_differentiable, make_supernet)

@@ -47,6 +47,8 @@ OBJECTIVES: dict[str, Objective] = {
     )
 }
 PREFIXES = {"": 0, "p": -12, "n": -9, "u": -6, "µ": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12}
+BINARY = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+"""Of bytes."""
 
 
 def find_objective(name: str) -> Objective:
@@ -82,30 +84,44 @@ class Limit:
 
 
 def parse_limit(text: str) -> Limit:
-    """latency<=2ms, energy<=30uJ, memory<=4MB, parameters<=1.5M, accuracy>=92%."""
+    """latency<=2ms, energy<=30uJ, memory<=4MB (or 4MiB), parameters<=1.5M, accuracy>=92%."""
     found = re.fullmatch(r"\s*([a-z_]+)\s*(<=|>=)\s*(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)\s*([^\s\d]*)\s*", text)
     if found is None:
-        raise OptionError(f"limit {text!r}", why="an objective, <= or >=, and a number are wanted", do="e.g. latency<=2ms or accuracy>=92%")
+        raise OptionError(
+            f"limit {text[:60]!r}", why="an objective, <= or >=, and a number are wanted", do="e.g. latency<=2ms or accuracy>=92%"
+        )
     objective = find_objective(found.group(1))
-    # 80us is 8e-05 and not 80 · 1e-06, which is a little less: a network of exactly 80 µs is within it
-    bound = float(Decimal(found.group(3)).scaleb(_power(found.group(4), objective, text)))
+    try:  # 80us is 8e-05 and not 80 · 1e-06, which is a little less: a network of exactly 80 µs is within it
+        bound = float(Decimal(found.group(3)) * _scale(found.group(4), objective, text))
+    except ArithmeticError:  # beyond what a Decimal holds
+        bound = math.inf
     if not math.isfinite(bound):
-        raise OptionError(f"limit {text!r}", why="it is no finite number", do="give one")
+        raise OptionError(f"limit {text[:60]!r}", why="it is beyond what a number can be", do="give a smaller one")
+    if objective.trained and bound > 1:
+        do = "give at most 100%" if found.group(4) or bound > 100 else f"write {objective.name}{found.group(2)}{found.group(3)}%"
+        raise OptionError(f"limit {text[:60]!r}", why=f"{objective.name} is a share: 1, or 100%, is all there is", do=do)
     return Limit(objective, bound, found.group(2) == "<=", text.replace(" ", ""))
 
 
-def _power(unit: str, objective: Objective, text: str) -> int:
-    """Of ten."""
-    if unit == "%" and objective.unit == "" and objective.trained:
-        return -2
+def _scale(unit: str, objective: Objective, text: str) -> Decimal:
+    """What one of the unit is in base units."""
+    if unit == "%" and objective.trained:
+        return Decimal("0.01")
     prefix = unit.removesuffix(objective.unit) if objective.unit else unit
+    if objective.unit == "B" and unit.endswith("B") and prefix in BINARY:
+        return Decimal(BINARY[prefix])
     # a bare number is in the base unit; a prefix without its unit ("2m" of latency) could be minutes, so it is refused
     if prefix not in PREFIXES or (objective.unit and unit and not unit.endswith(objective.unit)) or (objective.trained and unit):
-        wanted = (
-            f"{objective.unit} with a prefix, e.g. m{objective.unit}" if objective.unit else "a plain number, k, M or G; % for accuracy"
-        )
-        raise OptionError(f"limit {text!r}", why=f"{unit!r} is no unit of {objective.name}", do=f"use {wanted}")
-    return PREFIXES[prefix]
+        raise OptionError(f"limit {text[:60]!r}", why=f"{unit[:20]!r} is no unit of {objective.name}", do=f"use {_units(objective)}")
+    return Decimal(10) ** PREFIXES[prefix]
+
+
+def _units(objective: Objective) -> str:
+    """In words, the usual ones."""
+    if not objective.unit:
+        return "% or a share, e.g. 92% or 0.92" if objective.trained else "a plain number, k, M or G"
+    prefixes = {"B": ("M", "G", "Mi"), "FLOP": ("M", "G")}.get(objective.unit, ("m", "u"))
+    return " or ".join(prefix + objective.unit for prefix in prefixes)
 
 
 def signed(objectives: Sequence[Objective], values: Mapping[str, float]) -> list[float]:

@@ -7,13 +7,17 @@ Times of a budget: FINAL_SHARE of it is kept for training the winner, the rest i
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from pydantic import Field, ValidationError, model_validator
 
+from ...core.dtypes import canonical
 from ...core.errors import OptionError, nearest
 from ...core.spec import Spec
+from ...target.load import load_target
 from ...workload.data import Data
 from ..budget import Budget, parse_budget
 from ..recipe_file import load_recipe
@@ -23,6 +27,7 @@ from .objectives import parse_limit, parse_objectives
 
 FINAL_SHARE = 0.5
 """Of a budget in time; what the search leaves over is the final training's too."""
+MOST_BATCH = 1 << 16
 BY_GRADIENT = ("differentiable", "aso-se")
 """Strategies that search inside one supernet instead of asking for networks."""
 RECIPES = {"digits": ("digits", "digits")}
@@ -43,6 +48,10 @@ class Request(Spec):
     """Settings that differ in the network that ships, e.g. more channels; costs and limits are of that one."""
     data: str
     """Its name."""
+    source: str | None = None
+    """A folder of data."""
+    data_digest: str
+    """Of all its images and labels."""
     rows: tuple[int, int]
     """Of its training and test split."""
     strategy: str = "model"
@@ -54,12 +63,14 @@ class Request(Spec):
     limits: tuple[str, ...] = ()
     """e.g. latency<=2ms."""
     target: str = "cpu"
-    """Whose latency and energy."""
+    """Whose latency and energy; the table's where there is one."""
+    target_digest: str | None = None
+    """Of a target's file."""
     table: str | None = None
     """A latency table's file."""
     table_digest: str | None = None
     """Of that file's content."""
-    batch: int = Field(default=1, ge=1)
+    batch: int = Field(default=1, ge=1, le=MOST_BATCH)
     """Images of the pass whose latency, energy and FLOPs are meant."""
     dtype: str | None = None
     """Of that pass; float32 where None."""
@@ -90,8 +101,10 @@ class Request(Spec):
 
     @model_validator(mode="after")
     def _agrees(self) -> Request:
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise ValueError("seeds: at least one, each once, from 0 up")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or not 0 <= min(self.seeds) <= max(self.seeds) < 1 << 32:
+            raise ValueError("seeds: at least one, each once, 0 to 4,294,967,295")
+        if self.strategy == "aso-se" and (self.table or self.final):
+            raise ValueError("aso-se has no table and no final sizes: its networks are of no space, and it grows them itself")
         return self
 
     @property
@@ -113,19 +126,68 @@ def make_request(space: Space, data: Data, **options: Any) -> Request:
     options["objectives"] = tuple(one.name for one in parse_objectives(options.get("objectives", "accuracy")))
     options["limits"] = tuple(parse_limit(text).text for text in options.get("limits", ()))
     parse_budget(options.get("budget", "8trials"))
-    if options.get("table") is not None:
-        options |= {"table": str(options["table"]), "table_digest": _file_digest(Path(options["table"]))}
-    whole = {"recipe": candidate, "final_recipe": options.get("recipe", final), **options}
+    check_device(options.get("device", "cpu"))
+    whole = {"recipe": candidate, "final_recipe": options.get("recipe", final), **options, **_device_of(options)}
+    for name in ("recipe", "final_recipe"):
+        whole[name] = _place(whole[name])
     whole["recipe_hashes"] = (load_recipe(whole["recipe"]).hash, load_recipe(whole["final_recipe"]).hash)
+    found: dict[str, Any] = {
+        "space": space.name,
+        "settings": settings_of(space),
+        "data": data.name,
+        "rows": (len(data.train), len(data.test)),
+    }
     try:
-        return Request(
-            space=space.name, settings=settings_of(space), data=data.name, rows=(len(data.train), len(data.test)), **_known(whole)
-        )
+        return Request(**found, data_digest=data_digest(data), **_known(whole))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "options"
         shown = f" = {str(first['input'])[:80]!r}" if first["loc"] else ""
         raise OptionError(f"{where}{shown}", why=first["msg"].removeprefix("Value error, "), do="see docs/search.md") from error
+
+
+def _device_of(options: dict[str, Any]) -> dict[str, Any]:
+    """Target, table and dtype of the pass: the table's where nothing else is said."""
+    table, target, dtype = (options.get(name) for name in ("table", "target", "dtype"))
+    found: dict[str, Any] = {}
+    if table is not None:
+        from ..latency.table import LatencyTable
+
+        held = LatencyTable.load(table)
+        found = {"table": str(Path(table).resolve()), "table_digest": _file_digest(Path(table))}
+        target, dtype = target or held.target, dtype or held.dtype
+    found |= {"target": _place(target or "cpu"), "dtype": canonical(dtype) if dtype else None}
+    if Path(found["target"]).suffix == ".toml":
+        found["target_digest"] = hashlib.sha256(load_target(found["target"]).model_dump_json().encode()).hexdigest()[:16]
+    return found
+
+
+def _place(name: Any) -> Any:
+    """A file's path as any working directory has it; a name as it is."""
+    is_file = isinstance(name, str | Path) and (Path(name).suffix == ".toml" or "/" in str(name))
+    return str(Path(name).resolve()) if is_file else name
+
+
+def check_device(name: str) -> None:
+    """Whether networks can be trained there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise OptionError(f"device {name!r}", why=str(error).splitlines()[0][:160], do="give cpu or cuda") from error
+    many = torch.cuda.device_count() if device.type == "cuda" else 1
+    if device.type not in ("cpu", "cuda") or (device.index or 0) >= many:
+        why = f"this machine has {many} such" if device.type == "cuda" else "networks are trained on processors and NVIDIA GPUs"
+        raise OptionError(f"device {name!r}", why=why, do="give cpu" if not torch.cuda.is_available() else "give cpu or cuda")
+
+
+def data_digest(data: Data) -> str:
+    """The same for the same images and labels in the same order."""
+    digest = hashlib.sha256()
+    for split in (data.train, data.test):
+        for tensor in (split.inputs, split.targets):
+            digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
 
 
 def read_request(folder: Path) -> Request:
@@ -155,8 +217,6 @@ def settings_of(space: Space) -> dict[str, Any]:
 
 
 def _file_digest(path: Path) -> str:
-    import hashlib
-
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     except OSError as error:

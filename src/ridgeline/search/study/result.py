@@ -9,14 +9,21 @@ first objective as the strategy judges it.
 from __future__ import annotations
 
 import importlib
+import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any, ClassVar, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from ...core.errors import OptionError
 from .objectives import Objective, nondominated, signed
 
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+Count = Annotated[int, Field(ge=0)]
+Figure = Annotated[float, Field(ge=0, le=1e30)]
+Line = TypeVar("Line", "Trial", "Shipped")
 RENDERERS = {"table": "ridgeline.report.search_table:render_search", "html": "ridgeline.report.search_html:render_search_html"}
 
 
@@ -24,15 +31,16 @@ RENDERERS = {"table": "ridgeline.report.search_table:render_search", "html": "ri
 class Trial:
     """One network a strategy asked for."""
 
-    number: int  # over all seeds, in the order of the journal
-    seed: int
-    point: tuple[int, ...]
-    fidelity: float
-    values: Mapping[str, float]
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    number: Count  # over all seeds, in the order of the journal
+    seed: Count
+    point: tuple[Count, ...]
+    fidelity: Annotated[float, Field(gt=0, le=1)]
+    values: Mapping[str, Figure]
     feasible: bool
-    seconds: float
+    seconds: Figure
     why: str = ""  # it is not feasible
-    same_as: int | None = None  # the trial whose figures it repeats: it computes the same, so nothing was trained
+    same_as: Count | None = None  # the trial whose figures it repeats: it computes the same, so nothing was trained
     genotype: Mapping[str, Any] | None = None  # of a network that is no point of the space
 
     @property
@@ -48,44 +56,59 @@ class Trial:
         return {"kind": "trial", **asdict(self), "point": list(self.point), "values": dict(self.values)}
 
     @classmethod
-    def from_json(cls, entry: Mapping[str, Any]) -> Trial:
-        try:
-            return cls(
-                int(entry["number"]), int(entry["seed"]), tuple(int(one) for one in entry["point"]), float(entry["fidelity"]),
-                {str(name): float(value) for name, value in entry["values"].items()}, bool(entry["feasible"]), float(entry["seconds"]),
-                str(entry["why"]), None if entry["same_as"] is None else int(entry["same_as"]),
-                None if entry["genotype"] is None else dict(entry["genotype"]),
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            why = f"{type(error).__name__}: {error}"
-            raise OptionError("a line of trials.jsonl is no trial", why=why, do="remove the line, or give another folder") from error
+    def from_json(cls, entry: Mapping[str, Any], wanted: Iterable[str] = ("accuracy",)) -> Trial:
+        """`wanted`: figures a feasible trial has."""
+        trial = _read(cls, entry, "trial")
+        missing = [name for name in wanted if name not in trial.values]
+        if trial.feasible and missing:
+            raise _bad("trial", f"trial {trial.number} has no {', '.join(missing)}")
+        if trial.same_as is not None and trial.same_as >= trial.number:
+            raise _bad("trial", f"trial {trial.number} repeats trial {trial.same_as}, which comes later")
+        return trial
 
 
 @dataclass(frozen=True, slots=True)
 class Shipped:
     """The winner of one seed, trained on the whole training split and scored on the test split once."""
 
-    seed: int
-    trial: int
-    point: tuple[int, ...]
-    values: Mapping[str, float]  # costs of the network that ships, and the winner's held-out accuracy
-    test: Mapping[str, float]  # accuracy (and crossbar_accuracy) on the test split
-    seconds: float
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    seed: Count
+    trial: Count
+    point: tuple[Count, ...]
+    values: Mapping[str, Figure]  # costs of the network that ships, and the winner's held-out accuracy
+    test: Mapping[str, Figure]  # accuracy (and crossbar_accuracy) on the test split
+    seconds: Figure
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "final", **asdict(self), "point": list(self.point), "values": dict(self.values), "test": dict(self.test)}
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Shipped:
-        try:
-            return cls(
-                int(entry["seed"]), int(entry["trial"]), tuple(int(one) for one in entry["point"]),
-                {str(name): float(value) for name, value in entry["values"].items()},
-                {str(name): float(value) for name, value in entry["test"].items()}, float(entry["seconds"]),
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            why = f"{type(error).__name__}: {error}"
-            raise OptionError("a line of trials.jsonl is no final training", why=why, do="give another folder") from error
+        shipped = _read(cls, entry, "final training")
+        if "accuracy" not in shipped.test:
+            raise _bad("final training", "it has no test accuracy")
+        return shipped
+
+
+def _read(kind: type[Line], entry: Mapping[str, Any], what: str) -> Line:
+    """A journal's line, every field of its own type and every number finite."""
+    try:
+        fields = {name: value for name, value in entry.items() if name != "kind"}
+        line: Line = READERS[kind].validate_json(json.dumps(fields))
+        return line
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part)[:80] for part in first["loc"][:4])
+        raise _bad(what, f"{where}: {first['msg']}"[:200]) from error
+    except RecursionError as error:
+        raise _bad(what, "it is nested too deeply") from error
+
+
+READERS: dict[Any, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Trial, Shipped)}
+
+
+def _bad(what: str, why: str) -> OptionError:
+    return OptionError(f"a line of trials.jsonl is no {what}", why=why, do="put the file back as it was, or give another folder")
 
 
 def front_of(trials: Sequence[Trial], objectives: Sequence[Objective]) -> list[Trial]:
@@ -134,6 +157,9 @@ class Front:
         }
 
     def to_json(self) -> dict[str, Any]:
+        for one in self.shipped:
+            if (own := self.winners.get(one.seed)) != one.trial:
+                raise _bad("final training", f"it is of trial {one.trial}, but seed {one.seed} ends with trial {own}")
         winner = self.winner
         return {
             "schema": 1,

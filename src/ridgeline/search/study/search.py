@@ -27,7 +27,7 @@ from .evaluate import Report, held_out, quiet
 from .final import export_front, ship
 from .folder import open_run
 from .objectives import parse_limit, parse_objectives, signed
-from .request import BY_GRADIENT, make_request, read_request
+from .request import BY_GRADIENT, Request, make_request, read_request
 from .result import Front, Trial
 from .study import Study, Watch, known_costs
 from .trial import new_trial, refuse_empty
@@ -39,12 +39,16 @@ FRONT_EVERY_S = 2.0
 
 
 def search(
-    space: Space | str, data: Data | str, target: str = "cpu", objectives: str | Sequence[str] = "accuracy",
+    space: Space | str, data: Data | str, target: str | None = None, objectives: str | Sequence[str] = "accuracy",
     budget: str | Budget = "8trials", **options: Any,
 ) -> Front:  # fmt: skip
-    """Find a network of `space` for `data` that is good in `objectives` on `target`, and train it; options are those of `run_search`."""
+    """Find a network of `space` for `data` that is good in `objectives` on `target` (default: the table's, else cpu), and train it; options
+    are those of `run_search`.
+    """
     source = load_data(data) if isinstance(data, str) else data
-    chosen = space_for(space, source, options.pop("settings", {})) if isinstance(space, str) else space
+    if isinstance(data, str) and Path(data).is_dir():
+        options["source"] = str(Path(data).resolve())
+    chosen = space_for(space, source, options.pop("settings", None) or {}) if isinstance(space, str) else space
     return run_search(chosen, source, target=target, objectives=objectives, budget=budget, **options)
 
 
@@ -72,6 +76,10 @@ def run_search(
     )  # fmt: skip
     costing = load_costing(request.target, request.table, request.batch, request.dtype, request.measure)
     final_space = _with(space, request.final)
+    costing.check_space(final_space)
+    for one in (space, final_space):
+        check_data(one, data)
+    check_strategy(request, space)
     path = Path(folder) if folder is not None else None
     with open_run(path, request.model_dump(mode="json"), resume=resume, say=report) as run:
         study = Study(
@@ -84,11 +92,34 @@ def run_search(
 def run_again(folder: Path | str, *, report: Report = quiet, watch: Watch | None = None) -> Front:
     """Go on with the run of a folder by the request it holds."""
     request = read_request(Path(folder))
-    space, data = load_space(request.space, **request.settings), load_data(request.data)
+    space, data = load_space(request.space, **request.settings), load_data(request.source or request.data)
     options = request.model_dump()
-    for name in ("version", "space", "settings", "data", "rows", "table_digest", "recipe_hashes"):
+    for name in ("version", "space", "settings", "data", "data_digest", "rows", "table_digest", "target_digest", "recipe_hashes"):
         del options[name]  # follow from the space, the data and the files named
     return run_search(space, data, folder=folder, report=report, watch=watch, **options)
+
+
+def check_data(space: Space, data: Data) -> None:
+    """Whether the space's networks take the data's images and have its classes."""
+    shape = tuple(data.prepare(data.train.inputs[:1]).shape[1:])
+    classes = getattr(space, "classes", data.classes)
+    if tuple(space.input_shape) != shape or classes != data.classes:
+        raise OptionError(
+            f"space {space.name} of images {list(space.input_shape)}, {classes} classes",
+            why=f"data {data.name} has images {list(shape)}, {data.classes} classes", do="leave image, image_channels and classes out",
+        )  # fmt: skip
+
+
+def check_strategy(request: Request, space: Space) -> None:
+    """Names and settings, before a folder is begun."""
+    from ..strategies import make_strategy, own_settings
+    from .gradient import check_settings
+
+    if request.strategy in BY_GRADIENT:
+        check_settings(request)
+        return
+    settings = own_settings(request.strategy, request.strategy_settings)
+    make_strategy(request.strategy, space, objectives=len(request.objectives), budget_trials=request.most.trials, seed=0, **settings)
 
 
 def _text(budget: Budget | str) -> str:
@@ -176,5 +207,6 @@ def spent(most: Budget, trials: list[Trial]) -> bool:
 def _winning_trial(study: Study, mine: list[Trial], point: Point) -> int:
     """The trial of the strategy's choice; where it was never feasible, the best that was."""
     feasible = [trial for trial in mine if trial.feasible]
-    chosen = [trial for trial in feasible if trial.point == point] or feasible
+    noisy = study.objectives[0].trained  # a cost is what it is: among equals the other objectives decide
+    chosen = [trial for trial in feasible if noisy and trial.point == point] or feasible
     return max(chosen, key=lambda trial: (trial.fidelity, signed(study.objectives, trial.values), -trial.number)).number

@@ -46,8 +46,8 @@ class Study:
 
     def known(self, seed: int) -> list[Trial]:
         """Finished trials of a seed, as the journal has them."""
-        entries = self.run.journal.entries
-        return [Trial.from_json(entry) for entry in entries if entry.get("kind") == "trial" and entry.get("seed") == seed]
+        mine = [one for one in self.run.journal.entries if one.get("kind") == "trial" and one.get("seed") == seed]
+        return [Trial.from_json(entry, self.request.wanted) for entry in mine]
 
     def keep(self, trial: Trial) -> None:
         """On disk, then its checkpoints go."""

@@ -13,17 +13,18 @@ import torch
 
 from ...core.errors import OptionError, RidgelineError, TrainError
 from ..spaces.space import Point
-from .evaluate import score_candidate
+from .evaluate import epochs_of, score_candidate
 from .result import Trial
 from .study import Study, broken_limit
 
 
 def new_trial(study: Study, point: Point, fidelity: float, seed: int, number: int, before: list[Trial], begun: float) -> Trial:
     """Cost a network, and train it unless it breaks a limit or computes the same as one of the seed's before."""
-    form = study.space.canonical(point)
+    form, epochs = study.space.canonical(point), epochs_of(study.request.epochs, fidelity)
     for other in before:
-        if other.same_as is None and other.fidelity == fidelity and study.space.canonical(other.point) == form:
-            return replace(other, number=number, point=point, seconds=time.perf_counter() - begun, same_as=other.number)
+        alike = other.same_as is None and epochs_of(study.request.epochs, other.fidelity) == epochs
+        if alike and study.space.canonical(other.point) == form:
+            return replace(other, number=number, point=point, fidelity=fidelity, seconds=time.perf_counter() - begun, same_as=other.number)
     trial = Trial(number, seed, point, fidelity, {}, True, 0.0)
     costs = study.costing.of(study.final_space, point, study.request.wanted, study.report)
     why = broken_limit(study.limits, costs)
