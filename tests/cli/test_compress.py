@@ -59,6 +59,13 @@ def test_a_factory_and_a_recipe_file(run: Any, factory: str, tmp_path: Path) -> 
     assert saved.code == 2 and "without a base" in saved.err
 
 
+def test_a_result_may_be_named_as_a_file(run: Any, factory: str, tmp_path: Path) -> None:
+    done = run("compress", factory, "--recipe", tmp_path / "zeros.toml", "--out", tmp_path / "small.safetensors")
+    assert done.code == 0, done.err
+    assert (tmp_path / "small.safetensors").is_file() and (tmp_path / "small.json").is_file()
+    assert (tmp_path / "small" / "steps" / "1-prune" / "model.json").is_file()
+
+
 def test_advice_by_name(run: Any, factory: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ridgeline.cli import compress
     from ridgeline.core.profile import Advice
@@ -82,6 +89,7 @@ def test_advice_by_name(run: Any, factory: str, tmp_path: Path, monkeypatch: pyt
         (["missing/folder"], "cannot open"),
         (["net.py:make", "--weights", "x.th"], "only named models take weights"),
         (["digits-cnn", "--weights", "missing.th"], "missing.th"),
+        (["digits-cnn", "--weights", "net.py"], "no state dict of tensors"),
     ],
 )
 def test_errors_are_three_lines(run: Any, arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

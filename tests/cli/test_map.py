@@ -155,6 +155,7 @@ def bad_inputs(folder: Path, small: str) -> dict[str, tuple[list[str], str]]:
     return {
         "unknown layer": ([*tiny, "--layer", "conv9"], "unknown layer 'conv9'"),
         "unknown dataflow": ([*tiny, "--dataflow", "wss"], "did you mean ws"),
+        "a dataflow near none": ([*tiny, "--dataflow", "foo"], "known: any, compare, is, os, rs, ws"),
         "unknown objective": ([*tiny, "--objective", "speed"], "edp"),
         "dataflow the array cannot run": (["map", NET, "--on", str(folder / "ws.toml"), "--dataflow", "os"], "its control runs ws"),
         "nothing fits": (["map", NET, "--on", str(folder / "narrow.toml")], "B more than memory dram of two-by-two has"),

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from ridgeline.report.search_html import render_search_html
-from ridgeline.report.search_table import live_table, render_search, trial_line
+from ridgeline.report.search_table import heading, live_table, render_search, trial_line
 from ridgeline.search.study.objectives import parse_objectives
 from ridgeline.search.study.result import Front, Shipped, Trial
 
@@ -49,6 +49,26 @@ def test_page_is_safe_and_whole() -> None:
     assert "touched once" in page and "95.00 %" in page and "same as 1" in page
     embedded = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert embedded and json.loads(embedded.group(1))["winner"] == 1
+
+
+def test_the_page_claims_no_training_that_was_not() -> None:
+    whole = front()
+    none, some = whole | {"shipped": []}, whole | {"shipped": whole["shipped"][:1]}
+    assert "trained again from scratch" not in render_search_html(none) and "none has been trained again" in render_search_html(none)
+    assert "1 of 2 trained again from scratch" in render_search_html(some)
+    assert "would ship; trained again from scratch on the whole training split" in render_search_html(whole)
+
+
+def test_budgets_are_words() -> None:
+    data = front()
+    for given, words in (
+        ("3trials", "3 trials a seed"),
+        ("1trials", "1 trial a seed"),
+        ("40 trials", "40 trials a seed"),
+        ("90s", "90s a seed"),
+    ):
+        data["request"]["budget"] = given
+        assert f" · {words} · " in heading(data), given
 
 
 def test_unfinished_and_single_objective_pages() -> None:

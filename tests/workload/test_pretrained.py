@@ -255,8 +255,16 @@ class Payload:
 def test_weights_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("code.th").write_bytes(pickle.dumps({"state_dict": Payload()}, protocol=2))
-    with pytest.raises(ModelFileError, match=r"code\.th"):
-        load_pretrained("resnet20", weights="code.th")
+    Path("graph.onnx").write_bytes(b"\x08\x0a\x12\x07pytorch")
+    for name in ("code.th", "graph.onnx"):
+        with pytest.raises(ModelFileError, match=name) as caught:
+            load_pretrained("resnet20", weights=name)
+        # torch's own words for it are to load the file with its guard off
+        assert (
+            "no state dict of tensors" in caught.value.why
+            and "weights_only" not in str(caught.value)
+            and "torch.load" not in str(caught.value)
+        )
     assert not Path("owned").exists()
     state = weights_of("resnet20")
     cases: dict[str, object] = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Context, Dtype, Html, Json, Phase, Rows, emit_json, progress, say
+from .common import Context, Dtype, Html, Json, Phase, Rows, check_outputs, emit_json, progress, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,12 +49,14 @@ def codesign(
 ) -> None:
     """Find the chips that no other beats in time, energy and area, and the one to build."""
     from ..core.files import write_text
+    from ..core.journal import HEADER
     from ..estimate.spatial.codesign import Limits
     from ..measure.environment import usable_threads
     from ..report.codesign_html import render_codesign_html
     from ..report.codesign_table import render_codesign
 
     check_options(goal, objective, area, power)
+    check_outputs(html, save_best, run and run / HEADER)
     names, options = models or ["resnet18"], {"dtype": dtype, "phase": phase, "context": context}
     with progress(f"co-design for {', '.join(names)}") as report:
         problem, chosen = _problem(names, options, base, space, objective, report)

@@ -1,6 +1,6 @@
 """What every command shares: options, progress on stderr, results on stdout or in files.
 
-    command ──parse──> API call ──> emit(profile): table or JSON on stdout, HTML and trace into files
+    command ──parse──> check_outputs ──> API call ──> emit(profile): table or JSON on stdout, HTML and trace into files
 
 JSON owns stdout when asked for; everything else a command says goes to stderr.
 """
@@ -34,6 +34,15 @@ Rows = Annotated[int, typer.Option("--rows", min=0, help="Ops shown in the table
 
 
 QUIET_S = 10.0
+
+
+def check_outputs(*files: Path | None) -> None:
+    """Before the work whose results go there; a folder that is to be written is given as a file in it."""
+    from ..core.files import check_writable
+
+    for file in files:
+        if file is not None:
+            check_writable(file)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Html, Json, emit_json, progress, say
+from .common import Html, Json, check_outputs, emit_json, progress, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 DATA = {"digits-cnn": "digits", "resnet20": "cifar10", "resnet56": "cifar10"}
 TRAINED_HERE = "digits-cnn"
+SAVED_AS = (".safetensors", ".json")
 
 
 def compress(
@@ -52,15 +53,24 @@ def compress(
     steps = load_recipe(recipe) if apply is None else None
     if apply is not None:
         find_advised(apply)
+    written, work = _places(out) if out is not None else (None, None)
+    check_outputs(html, written)
     with progress(f"compressing {model}") as report:
         chosen = data if data is not None else DATA.get(model)
         source = load_data(chosen) if chosen is not None else None
         module, base, inputs = _model(model, weights, source, seed, report)
         context = _context(model, module.to(device), source, inputs, seed, report)
-        made, change = _run(module, steps, apply, model, on, context, out, base, report)
+        made, change = _run(module, steps, apply, model, on, context, work, base, report)
         if out is not None:
             say(f"saved: {save_model(made, out, base=base, change=change)}")
     _emit(change, as_json, html)
+
+
+def _places(out: Path) -> tuple[Path, Path]:
+    """(a file that is going to be written, the folder of whole steps); `out` is a folder, or NAME.safetensors with NAME.json."""
+    if out.suffix in SAVED_AS:
+        return out, out.with_suffix("") / "steps"
+    return out / "model.json", out / "steps"
 
 
 def _emit(change: Change, as_json: bool, html: Path | None) -> None:
@@ -75,13 +85,12 @@ def _emit(change: Change, as_json: bool, html: Path | None) -> None:
 
 
 def _run(
-    module: nn.Module, steps: Any, apply: str | None, model: str, on: str, context: Context, out: Path | None, base: Base,
+    module: nn.Module, steps: Any, apply: str | None, model: str, on: str, context: Context, work: Path | None, base: Base,
     report: Callable[[str], None],
 ) -> tuple[nn.Module, Change]:  # fmt: skip
     from ..transform.recipe import run_recipe
 
     if apply is None:
-        work = out / "steps" if out is not None else None
         return run_recipe(module, steps, context, work=work, base=base)
     from ..transform.advised import apply_advice
 

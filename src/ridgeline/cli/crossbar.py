@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from .common import Html, Json, emit_json, progress, say
+from .common import Html, Json, check_outputs, emit_json, progress, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ..crossbar.study.subject import Subject
 
@@ -33,8 +34,23 @@ class RunByDefault(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] != "--help"):
+            if args:
+                check_model(args[0], self.commands)
             args = ["run", *args]
         return super().parse_args(ctx, args)
+
+
+def check_model(word: str, commands: Iterable[str] = ()) -> None:
+    """Refuse what is no model's name, folder or file, before a lack of data or weights is spoken of; an option passes."""
+    from ..core.errors import unknown_name
+    from ..workload.capture import refuse_file
+    from ..workload.models import MODELS
+
+    if word.startswith("-") or word in MODELS or ".py:" in word or os.path.exists(word):
+        return
+    refuse_file(word)
+    kind = "model or command" if commands else "model"
+    raise unknown_name(kind, word, [*commands, *MODELS], see="`ridgeline crossbar --help`, `ridgeline models`")
 
 
 app = typer.Typer(cls=RunByDefault, help="A network on memristor arrays: accuracy, speed and energy; `run` is the default.")
@@ -72,12 +88,14 @@ def run_chips(
     html: Html = None,
 ) -> None:
     """Score a network digitally, on the chip built perfectly, and on several real chips; then layer by layer."""
+    from ..core.journal import HEADER
     from ..crossbar.study.chips import evaluate_chips
     from ..crossbar.study.diagnose import diagnose as diagnose_layers
     from ..crossbar.study.subject import on_chip
     from ..target.load import load_crossbar
 
     spec = load_crossbar(chip)  # what is asked for is checked before anything is trained
+    check_outputs(html, run and run / HEADER)
     with progress(f"{model} on {spec.name}") as report:
         subject = _subject(model, data, weights, on, seed, engine, report)
         options: dict[str, Any] = {"seed": seed, "batch": batch, "engine": engine, "calibrate": calibrate}
@@ -111,10 +129,12 @@ def sweep_chips(
     html: Html = None,
 ) -> None:
     """Every combination of the grid's values: accuracy, speed, memory, energy, and error against the reference."""
+    from ..core.journal import HEADER
     from ..crossbar.study.sweep import combinations, sweep, variant
     from ..target.load import load_crossbar
 
     spec = load_crossbar(chip)
+    check_outputs(html, run and run / HEADER)
     wanted = parse_grid(grid or list(DEFAULT_GRID))
     for settings in combinations(wanted):
         variant(spec, settings)
@@ -138,6 +158,7 @@ def fit_chip(
     from ..target.load import load_crossbar
 
     load_crossbar(like)  # before a long file is read
+    check_outputs(out)
     table = fit_cells(csv)
     say(f"chip: {write_chip(out, like, table)}")
     if as_json:
@@ -170,6 +191,7 @@ def _subject(model: str, data: str | None, weights: Path | None, on: str, seed: 
     from ..crossbar.study.subject import load_subject
     from ..measure.subject import choose_device
 
+    check_model(model)
     check_wanted(engine)
     return load_subject(model, data, weights=weights, device=str(choose_device(on, model)), seed=seed, report=report)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Batch, Context, Html, Json, Model, Phase, Rows, emit_json, progress, say
+from .common import Batch, Context, Html, Json, Model, Phase, Rows, check_outputs, emit_json, progress, say
 
 if TYPE_CHECKING:
     from ..estimate.spatial.compare import DataflowComparison
@@ -49,6 +49,7 @@ def map_model(
     from ..workload.capture import capture
 
     _check_options(layer, dataflow, objective, mapping, trace)
+    check_outputs(html, trace, save_mappings)
     array = load_array(on)
     given = read_mappings(mapping) if mapping else None
     with progress(f"mapping {model} onto {array.name}") as report:

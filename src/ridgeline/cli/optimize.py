@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import Batch, Context, Dtype, Html, Json, Phase, emit_json, progress, say
+from .common import Batch, Context, Dtype, Html, Json, Phase, check_outputs, emit_json, progress, say
 
 if TYPE_CHECKING:
     from ..core.change import Change
@@ -50,6 +50,7 @@ def optimize(
     chosen = tuple(word.strip() for word in passes.split(",") if word.strip()) if passes is not None else None
     most = parse_bytes(budget) if budget is not None else None
     checked(OptimizeSettings, {"passes": chosen, "budget_bytes": most}, "ridgeline optimize")  # before anything is built
+    check_outputs(html, out and out / "graph.json")
     if not here:
         check_processor(on)
     device = str(choose_device(on if here else "cpu", model))

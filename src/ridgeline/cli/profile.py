@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Batch, Context, Dtype, Html, Json, Model, On, Phase, Rows, Trace, emit, progress, say
+from .common import Batch, Context, Dtype, Html, Json, Model, On, Phase, Rows, Trace, check_outputs, emit, progress, say
 
 if TYPE_CHECKING:
     from ..core.profile import Profile
@@ -38,12 +38,14 @@ def profile(
     rows: Rows = 20,
 ) -> None:
     """Measure a model on this machine, op by op, beside its estimate."""
+    from ..measure.baseline import baseline_path, load_baseline
     from ..measure.pipeline import measure_pipeline
     from ..measure.profiler import measure
 
     options: dict[str, Any] = {"batch": batch, "dtype": dtype, "phase": phase, "context": context}
-    for name in (save_baseline, against):
-        _check_name(name)
+    check_outputs(html, trace, baseline_path(save_baseline) if save_baseline is not None else None)
+    if against is not None:
+        load_baseline(against)  # a bad or unknown name is told before minutes are spent measuring
     extra: dict[str, Any] = {}
     with progress(f"profiling {model} on {on}") as report:
         device = _device(on)
@@ -92,14 +94,6 @@ def _beside_estimate(measured: Profile, model: str, on: str, options: dict[str, 
     estimated = estimate(capture(model, **options), spec, settings=Settings(channels_last=channels_last))
     merged = merge(estimated, measured)
     return dataclasses.replace(merged, advice=tuple(advise(estimated)))
-
-
-def _check_name(name: str | None) -> None:
-    """Refuse a bad baseline name before minutes are spent measuring."""
-    from ..measure.baseline import baseline_path
-
-    if name is not None:
-        baseline_path(name)
 
 
 def _baselines(measured: Profile, save: str | None, against: str | None, extra: dict[str, Any]) -> Exception | None:

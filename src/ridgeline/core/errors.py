@@ -12,6 +12,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+ALIKE = 0.6
+"""Least likeness of a name that is suggested; at 0.4 "foo" brings "os" and "flops"."""
+SHORTEST_PART = 3
+
 
 class RidgelineError(Exception):
     """Base of all errors raised on purpose."""
@@ -74,8 +78,11 @@ class RegressionError(RidgelineError):
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The known names closest in spelling to `name`, best first."""
-    return difflib.get_close_matches(name, list(known), n=count, cutoff=0.4)
+    """The known names close to `name`: alike in spelling, best first, then those it is a part of; none is better than a far one."""
+    names = list(known)
+    alike = difflib.get_close_matches(name, names, n=count, cutoff=ALIKE)
+    around = [one for one in names if len(name) >= SHORTEST_PART and name in one and one not in alike]
+    return [*alike, *around][:count]
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], see: str) -> UnknownNameError:

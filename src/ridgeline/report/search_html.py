@@ -28,6 +28,7 @@ from .search_table import (
     shown,
     summary_lines,
     tried,
+    winners_lead,
 )
 from .svg import Frame, LinearScale, LogScale, Scale, drawing, element, group, log_domain
 
@@ -52,6 +53,7 @@ def render_search_html(data: Mapping[str, Any]) -> str:
         cell=_cell(data),
         front_headings=front_headings(data),
         front_lines=front_rows(data),
+        winners_lead=winners_lead(data),
         seed_headings=seed_headings(data),
         seed_lines=seed_rows(data),
         summary=summary_lines(data),

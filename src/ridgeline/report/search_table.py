@@ -6,6 +6,7 @@ Front.to_json() ──render_search──> tables        front_rows(data) ──
 from __future__ import annotations
 
 import io
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,8 +34,14 @@ def heading(data: Mapping[str, Any]) -> str:
     """One line: what was searched."""
     request = data["request"]
     words = [f"{fmt.plain(request['space'])} on {fmt.plain(request['data'])}", f"for {fmt.plain(request['target'])}"]
-    words += [fmt.plain(request["strategy"]), f"{fmt.plain(request['budget'])} a seed", fmt.many(len(request["seeds"]), "seed")]
+    words += [fmt.plain(request["strategy"]), f"{_budget(request['budget'])} a seed", fmt.many(len(request["seeds"]), "seed")]
     return " · ".join(words + [fmt.plain(text) for text in request["limits"]])
+
+
+def _budget(text: str) -> str:
+    """40trials as 40 trials; a time as it is given."""
+    trials = re.fullmatch(r"\s*(\d{1,9})\s*trials?\s*", text, re.ASCII)
+    return fmt.many(int(trials[1]), "trial") if trials else fmt.plain(text)
 
 
 def trained(data: Mapping[str, Any]) -> int:
@@ -76,6 +83,15 @@ def seed_rows(data: Mapping[str, Any]) -> list[list[str]]:
         found = [shown(name, trial["values"].get(name)) for name in data["objectives"]]
         lines.append([str(one["seed"]), str(one["trial"]), *found, *(shown(name, test.get(name)) for name in test_names(data))])
     return lines
+
+
+def winners_lead(data: Mapping[str, Any]) -> str:
+    """What the winners are, and what was done with them since their trials."""
+    seeds, done = len(data["winners"]), len(data["shipped"])
+    if not done:
+        return "The network each seed's search would ship; none has been trained again, and the test split has not been touched."
+    trained_again = "trained again from scratch on the whole training split, and scored on the test split once"
+    return f"The network each seed's search would ship; {trained_again if done >= seeds else f'{done:,} of {seeds:,} {trained_again}'}."
 
 
 def seed_headings(data: Mapping[str, Any]) -> list[str]:

@@ -152,10 +152,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         return dict(_safetensors(path))
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a broken zip, a pickle with code, not a pickle at all: torch raises many kinds
-        raise ModelFileError(
-            f"cannot read {path}", why=first_line(error), do="give a state dict or safetensors; code is never run"
-        ) from error
+    except Exception as error:  # torch raises many kinds, and tells how to load the file with its guard off
+        why = "it is no state dict of tensors and plain values: another kind of file, a damaged one, or one that would run code when loaded"
+        raise ModelFileError(f"cannot read {path}", why=why, do="give model.state_dict() saved by torch.save, or safetensors") from error
     if isinstance(loaded, dict) and isinstance(loaded.get("state_dict"), dict):
         loaded = loaded["state_dict"]
     if not isinstance(loaded, dict) or not loaded or not all(isinstance(n, str) and isinstance(t, Tensor) for n, t in loaded.items()):
