@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -379,3 +382,13 @@ def test_kernel_page_is_right_about_tables_and_look_ups() -> None:
     page = (ROOT / "docs" / "kernels.md").read_text()
     assert f"{Trial.UNCOUNTED} passes that do not count and {Trial.COUNTED} that do" in " ".join(page.split())
     assert [path.name for path in TABLES.glob("*-wins.json")] == ["nvidia-h200-wins.json"], "the page says that only the H200 has a table"
+
+
+def test_optimize_page_runs_as_printed(tmp_path: Path) -> None:
+    code = "\n".join(
+        re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "optimize.md").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    )
+    (tmp_path / "page.py").write_text(code, encoding="utf-8")
+    done = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"\d+ reports; \d+ bytes of arena\n", done.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from ridgeline.core.errors import MeasureError, UnknownNameError
 from ridgeline.kernel import jit, tuning
 from ridgeline.kernel.bench import Ceilings, Settings, load_cases, planned, run, wins_table
 from ridgeline.kernel.bench import timing as timing_module
+from ridgeline.kernel.bench import tune as tune_module
 from ridgeline.kernel.bench.history import append, entry, history_file, read_history, regression
 from ridgeline.kernel.bench.launches import KernelUse, kernels_used, occupancy
 from ridgeline.kernel.bench.rows import BenchRow, Wanted, judge, parse_dtype
@@ -367,19 +369,26 @@ def test_input_sets_exceed_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set_count(40 * 10**9, 40 * 10**9, "cuda") == 1 and set_count(1, 1, "cpu") == 2
 
 
-def test_history_flags_a_planted_slow_row() -> None:
-    path = history_file("cpu")
+def test_history_flags_a_planted_slow_row(monkeypatch: pytest.MonkeyPatch) -> None:
     for r in run([wanted(), wanted()], CEILINGS, CPU):
         assert r.ours.gpu_ms
-    lines = path.read_text().splitlines()
+    lines = history_file("cpu").read_text().splitlines()
     data = json.loads(lines[0])
     assert len(lines) == 2 and data["op"] == "double" and data["commit"] == "0" * 40 and data["date"] and data["torch"]
-    path.write_text(json.dumps({**data, "ours_ms": 1e-9}) + "\n")
-    slow = next(run([wanted()], CEILINGS, CPU))
-    assert slow.regression is not None and slow.regression > 1.1
+    monkeypatch.setattr(sys.modules[run.__module__], "_on_device", lambda *args: judge(row(1.0)))
+    path = history_file("cuda")
+    path.write_text(json.dumps({**data, "ours_ms": 0.5}) + "\n")
+    assert next(run([wanted()], CEILINGS, Settings("cuda", repeats=2))).regression == 2.0
     path.write_text(json.dumps({**data, "ours_ms": 1e9}) + "\n")
-    assert next(run([wanted()], CEILINGS, Settings("cpu", repeats=2, keep=False))).regression is None
+    assert next(run([wanted()], CEILINGS, Settings("cuda", repeats=2, keep=False))).regression is None
     assert len(path.read_text().splitlines()) == 1
+
+
+def test_references_have_no_regressions() -> None:
+    list(run([wanted()], CEILINGS, CPU))
+    path = history_file("cpu")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "ours_ms": 1e-9}) + "\n")
+    assert next(run([wanted()], CEILINGS, CPU)).regression is None
 
 
 def test_regression_is_against_the_last_five_runs() -> None:
@@ -436,6 +445,13 @@ def test_wins_begin_where_no_larger_row_is_lost() -> None:
 
 
 def test_tuning_finds_the_spaces_a_call_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    work: list[int] = []
+
+    def seconds(step: Any, sets: int, device: str) -> float:
+        step(0)
+        return work[-1] * 1e-6
+
+    monkeypatch.setattr(tune_module, "gpu_seconds", seconds)
     monkeypatch.setattr(tuning, "_known", {})
     monkeypatch.setattr(tuning, "_spaces", dict(tuning._spaces))
     tuning.space("bench_test", __file__, [{"WORK": 4000}, {"WORK": 1000}])
@@ -444,7 +460,7 @@ def test_tuning_finds_the_spaces_a_call_uses(monkeypatch: pytest.MonkeyPatch) ->
     def step(i: int) -> object:
         chosen = tuning.config("bench_test", (7,), default)
         tuning.config("no_space", (1,), {})
-        return sum(range(50 * chosen["WORK"]))
+        return work.append(chosen["WORK"])
 
     assert looked_up(step) == {("bench_test", (7,)): default, ("no_space", (1,)): {}}
     (said,) = tune_step(step, 1, "cpu")
@@ -454,12 +470,20 @@ def test_tuning_finds_the_spaces_a_call_uses(monkeypatch: pytest.MonkeyPatch) ->
     (said,) = tune_step(step, 1, "cpu")
     assert "WORK=1000 " in said and tuning.config("bench_test", (7,), {}) == {"WORK": 1000}
     assert tune_step(lambda i: None, 1, "cpu") == ["nothing to tune"] and "not tuned" in tune_step(raising, 1, "cpu")[0]
+    assert json.loads(tuning.cache_file().read_text()).popitem()[1] == {"WORK": 1000}
 
 
 def test_only_cuda_and_the_cpu_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     check_device("cpu")
-    for device in ("cuda", "cuda:1", "mps"):
+    for device in ("cuda", "cuda:1", "mps", "cpu:x", "cpu:1", "cpu:", "cpux", ""):
+        with pytest.raises(MeasureError):
+            check_device(device)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for device in ("cuda", "cuda:0", "cuda:1"):
+        check_device(device)
+    for device in ("cuda:2", "cuda:x", "cuda:-1", "cuda:", "cuda:²"):
         with pytest.raises(MeasureError):
             check_device(device)
 

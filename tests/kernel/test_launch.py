@@ -32,6 +32,13 @@ class Kernel:
         return first
 
 
+class Descriptor:
+    """Stands for a tensor descriptor."""
+
+    def __init__(self, dtype: torch.dtype, *block_shape: int) -> None:
+        self.base, self.block_shape = torch.zeros(64, dtype=dtype), list(block_shape)
+
+
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(jit, "_ready", {})
@@ -76,6 +83,22 @@ def test_another_kind_is_compiled_anew(kernel: Kernel, args: tuple[Any, ...], co
     assert ways(kernel) == ["long", "long"]
     jit.launch(kernel, (1,), *args, **constants)
     assert ways(kernel)[2] == "short"
+
+
+def test_each_device_has_a_kernel_and_a_stream_of_its_own(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(64)
+    for device in (0, 1, 1, 0):
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda device=device: device, raising=False)
+        jit.launch(kernel, (1,), x, 33, 0.5, BLOCK=128)
+    assert ways(kernel) == ["long", "long", "short", "short"]
+    assert [seen[4] for seen in kernel.seen[2:]] == [78, 77]
+
+
+def test_descriptors_of_other_blocks_or_dtypes_are_another_kind(kernel: Kernel) -> None:
+    kinds = [(torch.float32, 16, 64), (torch.float32, 64, 16), (torch.float16, 16, 64), (torch.float32, 16, 64)]
+    for kind in kinds:
+        jit.launch(kernel, (1,), Descriptor(*kind), 33, 0.5, BLOCK=128)
+    assert ways(kernel) == ["long", "long", "long", "short"]
 
 
 @pytest.mark.parametrize("given, generation, prompt", [({}, 9, True), ({}, 10, True), ({}, 8, False), ({"PROMPT": False}, 9, False)])

@@ -143,6 +143,16 @@ def test_another_kind_of_tensor_does_not_get_the_same_kernel(launched: tuple[lis
     assert len(slow) == 2 and not quick
 
 
+def test_each_device_has_a_kernel_and_a_stream_of_its_own(launched: tuple[list[Any], list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, quick = launched
+    one, x = plan(), torch.zeros(64)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 70 + device)
+    for device in (0, 1, 1, 0):
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda device=device: device)
+        start(one, (x, x), (0.5,))
+    assert len(slow) == 2 and [call[3] for call in quick] == [71, 70]
+
+
 def test_an_empty_grid_starts_nothing(launched: tuple[list[Any], list[Any]]) -> None:
     slow, quick = launched
     x = torch.zeros(64)

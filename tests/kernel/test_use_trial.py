@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ class Model(torch.nn.Module):
         self.turns: list[bool] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        ours = not replace._nowhere
+        ours = not replace._thread.nowhere
         self.clock[0] += (self.ours_s if ours else self.plain_s) + (100.0 if not self.turns else 0.0)
         self.turns.append(ours)
         return torch.nn.functional.softmax(x, -1)
@@ -78,9 +79,96 @@ def test_a_shape_in_which_nothing_is_replaced_runs_plain_at_once() -> None:
     forward = torch.nn.functional.linear
     x = torch.randn(2, 4)
     first = model(x)
-    hook = model.register_forward_pre_hook(lambda module, args: seen.append(int(replace._nowhere)))
+    hook = model.register_forward_pre_hook(lambda module, args: seen.append(torch._C._len_torch_function_stack()))
     assert torch.equal(model(x), first) and torch.equal(first, forward(x, model.weight, model.bias))
     hook.remove()
-    with replace.nowhere():
-        assert replace._nowhere
-    assert not replace._nowhere
+    assert seen == [0]
+
+
+class Large(torch.nn.Module):
+    """Its softmax is replaced from a thousand numbers on."""
+
+    def forward(self, batch: Any = None, other: Any = None, count: int = 1) -> torch.Tensor:
+        x = batch if isinstance(batch, torch.Tensor) else other if batch is None else batch["x"][0]
+        return torch.nn.functional.softmax(x.expand(count, 4), -1)
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> Large:
+    use.load_operators()
+
+    def stand_in(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return x if x.numel() >= 1000 else NotImplemented
+
+    monkeypatch.setitem(replace.REPLACEMENTS, torch.nn.functional.softmax, ("softmax", stand_in))
+    return Large()
+
+
+@pytest.mark.parametrize(
+    ("small", "big"),
+    [
+        (({"x": [torch.ones(1, 4)]}, None, 1), ({"x": [torch.ones(250, 4)]}, None, 250)),
+        (({"x": (torch.ones(1, 4),)}, None, 2), ({"x": (torch.ones(1, 4),)}, None, 5000)),
+        ((torch.ones(1, 4), None, 20), (torch.ones(1, 4), None, 5000)),
+    ],
+    ids=["list in a dict", "whole number", "larger whole number"],
+)
+def test_a_small_first_input_says_nothing_of_a_large_one(large: Large, small: Any, big: Any) -> None:
+    kernels = use_kernels(large)
+    large(*small)
+    large(*small)
+    assert kernels.report() == {}
+    large(*big)
+    assert kernels.report() == {"softmax": 1}
+    kernels.undo()
+
+
+def test_names_of_arguments_gradients_and_training_have_trials_of_their_own(large: Large) -> None:
+    kernels = use_kernels(large)
+    x = torch.ones(1, 4)
+    large(other=x)
+    large(batch=x)
+    large(x)
+    large.eval()(x)
+    with torch.no_grad():
+        large(x)
+    assert len(large.forward.trials) == 5  # type: ignore[attr-defined]
+    large(x, None, count=1)
+    assert len(large.forward.trials) == 6  # type: ignore[attr-defined]
+    kernels.undo()
+
+
+def test_a_position_that_counts_up_and_odd_inputs_share_trials(large: Large) -> None:
+    assert len({use.signature(position) for position in range(1 << 14, 1 << 15)}) == 1
+    assert len({use.signature(number) for number in range(-8, 8)}) == 16
+    assert use.signature(1) != use.signature(True) != use.signature("1") and use.signature(0) != use.signature(None)
+    assert use.signature([1]) != use.signature((1,)) and use.signature({"a": 1}) != use.signature({"b": 1})
+    endless: list[Any] = []
+    endless.append(endless)
+    hash(use.signature(endless))
+    hash(use.signature({"x": [torch.ones(2), {"y": object()}], 3: {1, 2}}))
+
+
+def test_the_trials_kept_are_the_last_used(large: Large) -> None:
+    kernels = use_kernels(large)
+    held = large.forward.trials  # type: ignore[attr-defined]
+    large(torch.ones(1, 4), count=1)
+    ((first, trial),) = held.items()
+    for number in range(2, 3 * use.TRIALS):
+        large(torch.ones(number, 4), count=number)
+        large(torch.ones(1, 4), count=1)
+    assert len(held) == use.TRIALS and held[first] is trial
+    kernels.undo()
+
+
+def test_threads_may_share_a_model(large: Large, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(use, "TRIALS", 2)
+    kernels = use_kernels(large)
+
+    def passes(number: int) -> None:
+        for at in range(300):
+            large(torch.ones(1 + (at + number) % 5, 4), count=1 + (at + number) % 5)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(passes, range(4)))
+    kernels.undo()

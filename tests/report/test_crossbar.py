@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ridgeline.report.crossbar_html import draw_chips, render_crossbar_html
+from ridgeline.report.crossbar_html import draw_chips, draw_sweep, render_crossbar_html
 from ridgeline.report.crossbar_table import render_crossbar
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -100,3 +100,11 @@ def test_a_hostile_name_cannot_run() -> None:
     assert HOSTILE not in page and page.count("<script") == 2
     embedded = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)
     assert embedded and json.loads(embedded[1])["run"]["model"] == HOSTILE
+
+
+def test_no_axis_goes_beyond_what_an_accuracy_can_be() -> None:
+    perfect = run(accuracies=[1.0, 0.96], digital=1.0, ideal=0.99, mean=0.98, std=0.03)
+    rows = [{**row, "accuracy": 1.0} for row in sweep()["rows"][:1]] + sweep()["rows"][1:]
+    for drawing in (draw_chips(perfect), draw_sweep(sweep(rows=rows, digital=0.98))):
+        ticks = [float(tick) for tick in re.findall(r">([\d.]+) %<", drawing)]
+        assert ticks and max(ticks) <= 100

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import pytest
 
+from ridgeline import capture, estimate
 from ridgeline.report import html, roofline
 from ridgeline.report.summary import achieved_flops, outer_intensity
 from ridgeline.report.svg import Labels, LinearScale, LogScale, log_domain, nice_ticks, spread
@@ -311,3 +312,19 @@ def test_spread_keeps_labels_apart_and_inside():
 def test_the_profile_finds_its_renderers(estimate_profile):
     assert estimate_profile.to_html() == html.render_profile(estimate_profile)
     assert estimate_profile.to_trace()["traceEvents"]
+
+
+@pytest.mark.parametrize(("target", "limits"), [("rram-64", {"adc": "adc", "host": "host"}), ("tpu-v1", {"host": "host"})])
+def test_bottlenecks_of_arrays_and_crossbars_have_a_name_and_a_colour(target, limits):
+    profile = estimate(capture("digits-cnn"), target)
+    text = html.render_profile(profile)
+    legend = text.split('class="legend by-bottleneck"')[1].split("</ul>")[0]
+    for kind, name in limits.items():
+        assert f'swatch b-{kind}"></span>{name}' in legend
+        assert f'class="swatch b-{kind}" style="opacity:1.0"></span>{name}' in text, "named among what the heaviest ops wait for"
+    assert "not known" not in legend and "b-other" not in text.split("<body")[1]
+    if target == "rram-64":
+        assert "></span>compute" not in text, "nothing of a crossbar's time is shown as a processor's"
+    compared = html.render_comparison_html([profile])
+    drawn = set(re.findall(r'<span class="b-(\w+)" style="width', compared))
+    assert drawn == set(re.findall(r'<li><span class="swatch b-(\w+)"', compared))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ridgeline.core.profile import Timing
 from ridgeline.report import summary
+from ridgeline.report.table import STYLES
 
 
 def test_shares_from_rows_equal_those_the_profile_brings(estimate_profile):
@@ -70,9 +72,21 @@ def test_outer_intensity_is_that_of_the_last_level(estimate_profile):
     assert summary.outer_intensity(replace(row, level_intensity={"HBM": math.inf})) == row.intensity
 
 
-@pytest.mark.parametrize(("name", "slug"), [("memory", "memory"), ("compute+memory", "mixed"), ("", "other"), ("quantum", "other")])
+@pytest.mark.parametrize(("name", "slug"), [
+    ("memory", "memory"), ("compute+memory", "mixed"), ("", "other"), ("unknown", "other"), ("adc", "adc"), ("array", "array"),
+    ("exposed refills", "waiting"), ("fill and drain", "waiting"), ("noc", "communication"), ("host", "host"), ("global_buffer", "memory"),
+])  # fmt: skip
 def test_slug(name, slug):
     assert summary.slug(name) == slug
+    css = (Path(summary.__file__).parent / "templates" / "report.css").read_text()
+    assert f".b-{slug} {{ --c:" in css and slug in STYLES
+
+
+def test_a_legend_names_what_its_colours_stand_for():
+    named = ["adc", "dram", "host", "global_buffer", "compute+memory", "", "dram"]
+    assert summary.limiters_named(named) == [
+        ("memory", "dram, global_buffer"), ("adc", "adc"), ("host", "host"), ("mixed", "two at once"), ("other", "not known"),
+    ]  # fmt: skip
 
 
 def test_verdict_names_time_limit_bottleneck_and_best_change(estimate_profile, empty_profile):

@@ -228,6 +228,12 @@ HOSTILE: dict[str, Any] = {
 }
 
 
+@pytest.mark.parametrize("key", ["num_attention_heads", "num_key_value_heads", "hidden_size"])
+def test_a_size_of_nothing_is_named(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ModelFileError, match=rf"{key} = 0 in [\s\S]*a whole number above 0"):
+        capture(folder(tmp_path / "m", CAUSAL["llama"] | {key: 0}), context=8)
+
+
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_configs_that_are_refused(tmp_path: Path, kind: str) -> None:
     with pytest.raises(RidgelineError) as caught:

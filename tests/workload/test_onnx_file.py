@@ -132,12 +132,14 @@ def test_past_keys_are_cache_and_fill_the_context(tmp_path: Path) -> None:
     assert joined.bytes_of("kv_cache") == 4 * 3 * 2 * 8 * (15 + 16) and joined.bytes_of("activations") == 4 * 3 * 2 * 8
     assert workload.ops[2].bytes_of("kv_cache") == 4 * 3 * 2 * 8 * 16
     assert workload.input_bytes == 4 * (2 * 3 * 2 * 8 + 3 * 16)
+    assert workload.peak_cache_bytes == 4 * 3 * 2 * 8 * (15 + 16 + 16)  # passed in, joined, and turned while it is multiplied
 
 
 def test_what_a_runtime_does_at_load_is_folded(tmp_path: Path) -> None:
     nodes = [helper.make_node("Transpose", ["w"], ["t"]), helper.make_node("MatMul", ["x", "t"], ["y"])]
     workload = capture(save(tmp_path / "n.onnx", nodes, {"x": (FLOAT, [2, 64])}, ["y"], {"w": (FLOAT, [32, 64])}))
     assert [op.kind for op in workload.ops] == ["linear"] and workload.bytes_of("weights") == 4 * 32 * 64
+    assert workload.weight_bytes == 4 * 32 * 64
     assert any("1 nodes only compute shapes" in note for note in workload.notes)
 
 

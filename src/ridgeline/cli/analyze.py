@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .common import Batch, Context, Dtype, Html, Json, Mode, Model, On, Phase, Rows, Trace, emit, emit_json, progress, say
+from .common import Batch, Context, Dtype, Html, Json, Mode, Model, On, Phase, Rows, Trace, check_outputs, emit, emit_json, progress, say
 
 
 def analyze(
@@ -41,6 +41,7 @@ def analyze(
     from ..target.load import LOCAL_TARGETS, load_processor, load_target
     from ..workload.capture import capture
 
+    check_outputs(html, trace)
     settings = Settings(mode, devices, host_copy, graph)
     options = {"batch": batch, "dtype": dtype, "phase": phase, "context": context}
     with progress(f"analysing {model} on {on}") as report:

@@ -32,6 +32,7 @@ def bench(
     html: Html = None,
 ) -> None:
     """Measure the kernels: time, share of the machine's ceiling, and how they stand against torch."""
+    from ..core.errors import OptionError
     from ..core.files import write_text
     from ..kernel.bench import Settings, load_cases
     from ..report.bench_html import render_bench_html
@@ -41,6 +42,8 @@ def bench(
     if op is None and not all_ops:
         _list(cases, as_json)
         return
+    if op is not None and all_ops:
+        raise OptionError(f"{op} and --all", why="one names an operator, the other means every one", do="give one of the two")
     rows = _rows(cases, op, size, dtype, backward, tune, device)
     settings = Settings(device, repeats=3 if fast else 7, compiled=not fast, peers=not fast, errors=not fast, tune=tune)
     data = _measure(rows, settings, op or "all kernels")
@@ -79,7 +82,7 @@ def _rows(
 ) -> list[Wanted]:
     from ..core.errors import OptionError, unknown_name
     from ..kernel.bench import SIZE_CLASSES, check_device, planned
-    from ..kernel.bench.rows import nothing_planned, parse_dtype
+    from ..kernel.bench.rows import forward_only, nothing_planned, parse_dtype
 
     if op is not None and op not in cases:
         raise unknown_name("op", op, cases, "`ridgeline bench` for the list")
@@ -92,6 +95,8 @@ def _rows(
         raise OptionError("--tune with --device cpu", why="the references have no launch configurations", do="tune on a CUDA GPU")
     if not rows:
         raise nothing_planned(op or "any op", sizes, wanted)
+    if backward and (without := forward_only(rows)):
+        say(f"forward only, since they have no gradient: {', '.join(without)}")
     return rows
 
 

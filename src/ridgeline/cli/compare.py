@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from .common import Batch, Context, Dtype, Html, Json, Mode, Model, Phase, emit_json, progress, say
+from .common import Batch, Context, Dtype, Html, Json, Mode, Model, Phase, check_outputs, emit_json, progress, say
 
 
 def compare(
@@ -30,6 +30,7 @@ def compare(
     from ..core.errors import OptionError
     from ..core.files import write_text
     from ..estimate.processor import estimate
+    from ..report.basis import basis_lines, with_basis
     from ..report.html import render_comparison_html
     from ..report.table import render_comparison
     from ..target.load import LOCAL_TARGETS, load_target
@@ -39,6 +40,7 @@ def compare(
     names = [name.strip() for name in on.split(",") if name.strip()]
     if not names:
         raise OptionError("--on is empty", why="there is nothing to compare", do="name targets, e.g. --on cpu,h200,npu-256,tpu-v1")
+    check_outputs(html)
     with progress(f"comparing {model} on {', '.join(names)}") as report:
         for name in names:
             if name not in LOCAL_TARGETS:
@@ -47,7 +49,9 @@ def compare(
         specs = [load_target(name, report) for name in names]
         specs.sort(key=lambda spec: not isinstance(spec, ProcessorSpec))  # the heading is a processor's where there is one
         profiles = [
-            estimate(workload, spec, mode=mode) if isinstance(spec, ProcessorSpec) else estimate(workload, spec, progress=report)
+            with_basis(
+                estimate(workload, spec, mode=mode) if isinstance(spec, ProcessorSpec) else estimate(workload, spec, progress=report)
+            )
             for spec in specs
         ]
     if html:
@@ -58,7 +62,5 @@ def compare(
         emit_json({"schema": 1, "model": workload.model, "batch": workload.batch, "dtype": workload.dtype, "targets": rows})
         return
     sys.stdout.write(render_comparison(profiles) + "\n")
-    if ideal := [spec.name for spec in specs if isinstance(spec, ProcessorSpec) and not spec.probes]:
-        sys.stdout.write(f"taken at their limits, because no op was timed on them: {', '.join(ideal)}\n")
-    if arrays := [f"{p.target} {p.dtype}" for p in profiles if not isinstance(p.spec, ProcessorSpec)]:
-        sys.stdout.write(f"mapped layer by layer with operands of their own width, whatever --dtype and --mode say: {', '.join(arrays)}\n")
+    for line in basis_lines(profiles):
+        sys.stdout.write(f"{line}\n")

@@ -7,6 +7,7 @@ Torch-free, so that specs and reports load in milliseconds; names equal torch's 
 
 from __future__ import annotations
 
+from .checks import expect
 from .errors import OptionError, nearest
 
 BITS: dict[str, int] = {
@@ -49,9 +50,11 @@ STAND_INS: dict[str, tuple[str, ...]] = {
 ANALYSIS_DTYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16", "float8", "int8", "int4")
 
 
-def canonical(name: str) -> str:
-    """`bf16`, `torch.bfloat16`, `bfloat16` → `bfloat16`; anything else is an OptionError."""
-    plain = name.removeprefix("torch.").lower()
+def canonical(name: object) -> str:
+    """`bf16`, `"torch.bfloat16"`, torch.bfloat16 itself → `bfloat16`; anything else is an OptionError."""
+    text = str(name) if type(name).__module__ == "torch" else name
+    expect("dtype", text, str, do='give a name such as "bfloat16", or torch.bfloat16')
+    plain = str(text).removeprefix("torch.").lower()
     plain = ALIASES.get(plain, plain)
     if plain not in BITS:
         close = nearest(plain, [*BITS, *ALIASES])

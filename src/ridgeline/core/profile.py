@@ -105,13 +105,19 @@ class Total:
     energy_j: float | None = None
     measured: Timing | None = None
     measured_peak_bytes: int | None = None
+    kv_cache_bytes: int = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What must be resident at once: weights and KV cache whole, and the most activations alive together."""
+        return self.weight_bytes + self.kv_cache_bytes + self.peak_activation_bytes
 
     def to_dict(self) -> dict[str, Any]:
         total: dict[str, Any] = {
             name: getattr(self, name)
             for name in (
                 "flops", "matmul_flops", "bytes", "time_s", "limit_s", "bottleneck", "peak_activation_bytes", "weight_bytes",
-                "parameters", "energy_j", "measured_peak_bytes",
+                "kv_cache_bytes", "parameters", "energy_j", "measured_peak_bytes",
             )
         }  # fmt: skip
         total["bytes_by"] = dict(self.bytes_by)

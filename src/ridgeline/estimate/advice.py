@@ -3,7 +3,8 @@
     Profile ──each change──> estimate(changed workload, changed target or settings) ──> Advice(change, speed-up, next limit)
       speed-up is per sample, so that a larger batch can be compared with the rest
 
-A change that gains less than 2 % is left out. Quality is not predicted: a change that alters numbers says so in its detail.
+A change that gains less than 2 %, or that the memory does not hold, is left out; where the run itself does not fit, what does
+not make it larger stays, and says whether it then fits. Quality is not predicted: a change that alters numbers says so in its detail.
 Changes that a graph pass makes (fold_norm, epilogue, attention) have the pass's name; `ridgeline optimize --passes NAME` makes them.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from ..core.checks import expect
 from ..core.dtypes import BITS, FLOATING
 from ..core.errors import RidgelineError
 from ..core.profile import Advice, Profile
@@ -20,6 +22,7 @@ from ..target.crossbar import CrossbarSpec
 from ..target.load import catalog_names, load_processor
 from ..target.spec import ProcessorSpec
 from ..workload.graph import Op, Operand, Workload
+from .fits import misfit
 from .fuse import fuse
 from .processor import Settings, estimate
 
@@ -28,10 +31,12 @@ NARROWER = ("tfloat32", "bfloat16", "float16", "float8", "int8")
 Change = tuple[str, str, Callable[[], Profile]]
 DEVICE = "device "
 MOST_DEVICES = 3
+ELSEWHERE = "the same run on another machine; on both each op at its limit, plus launches and page faults, because nobody timed ops there"
 
 
 def advise(profile: Profile) -> list[Advice]:
     """What would help, best first, other machines last; empty where nothing would."""
+    expect("profile", profile, Profile, do="estimate first: advise(estimate(workload, target))")
     workload, spec, settings = profile.workload, profile.spec, profile.settings
     if workload is None or spec is None or not profile.rows:
         return []
@@ -43,18 +48,28 @@ def advise(profile: Profile) -> list[Advice]:
     own_s = profile.total.time_s / max(profile.batch, 1)
     ideal_s = estimate(workload, without_probes(spec), settings=settings).total.time_s / max(profile.batch, 1)
     for change, detail, run in _changes(workload, spec, settings):
-        # another device is compared at its limits, because nobody timed ops on it; so this one is too
+        # another device's ops are taken at their limits, because nobody timed ops on it; so this one is too
         before_s = ideal_s if change.startswith(DEVICE) else own_s
         try:
             after = run()
         except RidgelineError:
             continue  # a change this model or target does not allow is no advice
+        if (room := _room(profile, after)) is None:
+            continue
         after_s = after.total.time_s / max(after.batch, 1)
         if after_s > 0 and before_s / after_s >= LEAST_GAIN:
-            found.append(Advice(change, before_s / after_s, _limit(after), detail, before_s, after_s))
+            found.append(Advice(change, before_s / after_s, _limit(after), detail + room, before_s, after_s))
     ranked = sorted(found, key=lambda a: -a.predicted_speedup)
     devices = [a for a in ranked if a.change.startswith(DEVICE)]
     return [a for a in ranked if a not in devices] + devices[:MOST_DEVICES]
+
+
+def _room(before: Profile, after: Profile) -> str | None:
+    """What to add to advice where the run does not fit; None where the change is what makes it so, or worsens it."""
+    tight, late = (misfit(one.workload, one.spec, one.settings.devices) for one in (before, after))
+    if late is None:
+        return "; then it fits" if tight else ""
+    return "; still does not fit" if tight and after.total.held_bytes <= before.total.held_bytes else None
 
 
 def _on_array(workload: Workload, spec: SpatialArraySpec) -> list[Advice]:
@@ -116,7 +131,7 @@ def _changes(workload: Workload, spec: ProcessorSpec, settings: Settings) -> Ite
         )
     for name in catalog_names("processor"):
         if name != spec.name:
-            yield f"{DEVICE}{name}", "the same run on another machine, both at their limits", _elsewhere(name, again, workload)
+            yield f"{DEVICE}{name}", ELSEWHERE, _elsewhere(name, again, workload)
 
 
 def _passes(workload: Workload, again: Callable[..., Callable[[], Profile]]) -> Iterator[Change]:
@@ -206,7 +221,9 @@ def _half_weights(workload: Workload) -> Workload:
     def thin(op: Op) -> Op:
         return replace(op, inputs=tuple(map(thinner, op.inputs))) if op.loops else op
 
-    return replace(workload, ops=tuple(map(thin, workload.ops)))
+    thinned = {o.value for op in workload.ops if op.loops for o in op.inputs if o.role == "weights"}
+    stored = tuple(thinner(o) if o.value in thinned else o for o in workload.stored_weights)
+    return replace(workload, ops=tuple(map(thin, workload.ops)), stored_weights=stored)
 
 
 def _finer_tiles(spec: ProcessorSpec) -> ProcessorSpec:

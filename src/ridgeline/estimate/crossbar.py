@@ -250,6 +250,6 @@ def _total(workload: Workload, rows: Sequence[OpRow]) -> Total:
     time_s = sum(row.time_s for row in rows)
     return Total(
         sum(r.flops for r in rows), sum(r.matmul_flops for r in rows), sum(r.bytes for r in rows), by_role, time_s, time_s,
-        bottleneck(spent), workload.peak_activation_bytes, by_role["weights"], workload.parameters, spent,
-        energy_j=sum(row.energy_j or 0.0 for row in rows),
+        bottleneck(spent), workload.peak_activation_bytes, workload.weight_bytes, workload.parameters, spent,
+        energy_j=sum(row.energy_j or 0.0 for row in rows), kv_cache_bytes=workload.peak_cache_bytes,
     )  # fmt: skip

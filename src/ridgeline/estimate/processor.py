@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from ..core.checks import expect, whole
 from ..core.errors import OptionError
 from ..core.profile import OpRow, Profile, Roofs, Total, shares_of
 from ..target.array import SpatialArraySpec
@@ -25,6 +26,7 @@ from ..workload.graph import ROLES, Op, Operand, Workload, row_fields
 from .allocator import faulted_bytes
 from .cause import bottleneck, cause_of
 from .efficiency import EfficiencyModel, learn
+from .fits import misfit
 from .fuse import fuse
 from .limits import Parts, parts_of
 from .parallel import Message, host_copy_s, message_s, shard
@@ -58,8 +60,13 @@ def estimate(
     progress: Callable[[str], None] | None = None,
 ) -> Profile:
     """How long each op must take and is expected to take on `target`, and what limits it; mapping onto an array tells `progress`."""
+    expect("workload", workload, Workload, do="capture the model first: estimate(capture(model, inputs), target)")
     spec = load_target(target) if isinstance(target, str) else target
-    chosen = settings or Settings(mode, devices, host_copy, graph)
+    expect(
+        "target", spec, ProcessorSpec, SpatialArraySpec, CrossbarSpec, do='give a name such as "h200", a path, or what load_target gives'
+    )
+    chosen = Settings(mode, devices, host_copy, graph) if settings is None else settings
+    expect("settings", chosen, Settings, do="give a Settings of ridgeline.estimate.processor, or the options by name")
     if isinstance(spec, SpatialArraySpec):
         return _on_array(workload, spec, chosen, progress)
     if isinstance(spec, CrossbarSpec):
@@ -97,6 +104,7 @@ def _check_plain(settings: Settings, target: str, why: str, do: str) -> None:
 def _check(settings: Settings, spec: ProcessorSpec) -> None:
     if settings.mode not in ("eager", "fused"):
         raise OptionError(f"mode {settings.mode!r}", why="an estimate runs eager or fused", do="use eager or fused")
+    whole("devices", settings.devices, do="give a whole number from 1 to 1024")
     if not 1 <= settings.devices <= 1024:
         raise OptionError(f"devices {settings.devices}", why="between 1 and 1024 devices", do="give a number in that range")
     if settings.devices > 1 and "peer" not in spec.links:
@@ -215,11 +223,8 @@ class Queue:
 
 def _profile(workload: Workload, spec: ProcessorSpec, settings: Settings, rows: list[OpRow]) -> Profile:
     notes = list(workload.notes)
-    capacity = spec.memories[spec.outermost].capacity_bytes.value
-    weight_bytes = _weight_bytes(workload)
-    needed = weight_bytes // settings.devices + workload.peak_activation_bytes
-    if needed > capacity:
-        notes.append(f"does not fit: {needed:,} B of weights and activations, {spec.outermost} holds {capacity:,.0f} B")
+    if impossible := misfit(workload, spec, settings.devices):
+        notes.append(impossible)
     if load := spec.machine.get("busy"):
         notes.append(f"{spec.name} was calibrated while other work ran ({load}): run `ridgeline calibrate` on an idle machine")
     return Profile(
@@ -229,7 +234,7 @@ def _profile(workload: Workload, spec: ProcessorSpec, settings: Settings, rows: 
         dtype=workload.dtype,
         mode=settings.mode,
         rows=tuple(rows),
-        total=total_of(rows, workload, weight_bytes),
+        total=total_of(rows, workload),
         roofs=roofs_of(spec),
         shares=shares_of(rows),
         uncounted=tuple(
@@ -244,17 +249,7 @@ def _profile(workload: Workload, spec: ProcessorSpec, settings: Settings, rows: 
     )
 
 
-def _weight_bytes(workload: Workload) -> int:
-    """Each weight storage once, at the largest part any op touches."""
-    sizes: dict[str, int] = {}
-    for op in workload.ops:
-        for operand in op.operands:
-            if operand.role == "weights":
-                sizes[operand.value] = max(sizes.get(operand.value, 0), operand.bytes)
-    return sum(sizes.values())
-
-
-def total_of(rows: Sequence[OpRow], workload: Workload, weight_bytes: int) -> Total:
+def total_of(rows: Sequence[OpRow], workload: Workload) -> Total:
     """Sums over the rows; the bottleneck is the one that takes most of the time."""
     by: dict[str, float] = {}
     for row in rows:
@@ -271,10 +266,11 @@ def total_of(rows: Sequence[OpRow], workload: Workload, weight_bytes: int) -> To
         limit_s=sum(r.limit_s for r in rows),
         bottleneck=bottleneck(by),
         peak_activation_bytes=workload.peak_activation_bytes,
-        weight_bytes=weight_bytes,
+        weight_bytes=workload.weight_bytes,
         parameters=workload.parameters,
         by_bottleneck=by,
         energy_j=sum(energies) if energies else None,
+        kv_cache_bytes=workload.peak_cache_bytes,
     )
 
 

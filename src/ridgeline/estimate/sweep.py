@@ -3,6 +3,7 @@
     "batch=1..256" ──parse_sweep──> ("batch", [1, 2, 4, …, 256]) ──estimate each──> [{value, time_s, throughput_per_s, bottleneck, …}]
 
 `batch` and `context` capture the model again at every value; `bandwidth` scales the outermost memory's bandwidth by the value.
+A point that the memory does not hold has `fits` false.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ..core.errors import OptionError
 from ..target.spec import ProcessorSpec
 from ..workload.capture import capture
 from ..workload.graph import Workload
+from .fits import misfit
 from .processor import Settings, estimate
 
 PARAMETERS = ("batch", "context", "bandwidth")
@@ -75,6 +77,8 @@ def sweep(
                 "by_bottleneck": dict(total.by_bottleneck),
                 "roof_fraction": total.limit_s / total.time_s if total.time_s else 0.0,
                 "peak_activation_bytes": total.peak_activation_bytes,
+                "held_bytes": total.held_bytes,
+                "fits": misfit(workload, target, settings.devices) is None,
             }
         )
     return points

@@ -133,9 +133,19 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
 }
 _aten = torch.ops.aten
-_SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+
+
+def _silu_slope(grad: Tensor, x: Tensor) -> Tensor:
+    """aten.silu_backward, which cannot be differentiated."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    x = x.to(wide)
+    share = torch.sigmoid(x)
+    return grad.to(wide) * share * (1 + x * (1 - share))
+
+
+SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of grad and x; torch can differentiate them
     "relu": lambda grad, x: _aten.threshold_backward(grad, x, 0),
-    "silu": lambda grad, x: _aten.silu_backward(grad, x),
+    "silu": lambda grad, x: _silu_slope(grad, x),
     "gelu": lambda grad, x: _aten.gelu_backward(grad, x),
     "gelu_tanh": lambda grad, x: _aten.gelu_backward(grad, x, approximate="tanh"),
     "sigmoid": lambda grad, x: _aten.sigmoid_backward(grad, torch.sigmoid(x)),
@@ -215,7 +225,7 @@ def _backward_plan(name: str, x: Tensor) -> Plan:
 
 
 def _activation_backward_reference(name: str, grad: Tensor, x: Tensor) -> Tensor:
-    return torch.empty_like(x).copy_(_SLOPES[name](grad, x))
+    return torch.empty_like(x).copy_(SLOPES[name](grad, x))
 
 
 def _register_activation(name: str) -> tuple[Any, Any, Any]:
@@ -242,7 +252,7 @@ def _register_activation(name: str) -> tuple[Any, Any, Any]:
 
     pull = operator(f"{name}_backward(Tensor grad, Tensor x) -> Tensor", launch=lambda grad, x: _activation_backward(name, grad, x),
                     reference=lambda grad, x: _activation_backward_reference(name, grad, x),
-                    fake=lambda grad, x: torch.empty_like(x))  # fmt: skip
+                    fake=lambda grad, x: torch.empty_like(x), twice=True)  # fmt: skip
     plain = operator(f"{name}(Tensor x) -> Tensor", launch=lambda x: _activation(name, x), reference=reference, fake=fake, setup=setup,
                      backward=backward)  # fmt: skip
     into = operator(f"{name}_out(Tensor x, Tensor(a!) out) -> ()", launch=lambda x, out: _activation_out(name, x, out),

@@ -6,7 +6,7 @@
 
 What torch does in two to four passes more: the activation and the sum are never stored apart, and the backward computes the
 activation's argument again. Least passes over x: forward 3 (4 with a residual), backward 5 (8); torch 5 (8) and 8 (8), relu in place.
-Statistics about each place's first value, joined pairwise; arithmetic in float32 (float64 for float64), one rounding at the end.
+Statistics about the mean of a program's first rows, then joined; arithmetic in float32 (float64 for float64), one rounding at the end.
 Activations: none, relu, hardswish. Other layouts than channels-last are copied first. Not twice differentiable.
 Evaluation is left to torch, and to folding into the convolution. Ref: Ioffe and Szegedy 2015; Chan 1979 (joining variances).
 """

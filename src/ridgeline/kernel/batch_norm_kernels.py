@@ -1,7 +1,7 @@
 """Kernels of batch norm in training, over [rows, cols] with the channels innermost; batch_norm.py draws the flow.
 
-A program has BLOCK channels and walks over tiles of ROWS rows. Every place of a tile keeps sums of its own, about the first value it
-saw: a variance loses nothing to a mean far from zero, and an outlier costs its own channel a rounding, as it does anywhere.
+A program has BLOCK channels and walks over tiles of ROWS rows. Its sums are about the mean of its first tile, and the programs' means are
+joined about their own mean: a variance loses nothing to a mean far from zero, and little to an outlier, wherever it stands.
 """
 
 from __future__ import annotations
@@ -42,6 +42,12 @@ def _activated(z, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @jit
+def _seen(part, parts, rows, tiles, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Rows of a program's tiles: part, part + parts, …; the last of all tiles may be short."""
+    return tl.cdiv(tiles - part, parts) * ROWS - tl.where((tiles - 1) % parts == part, tiles * ROWS - rows, 0)
+
+
+@jit
 def _statistics(x_ptr, mean_ptr, square_ptr, rows, cols, ACC: tl.constexpr, VEC: tl.constexpr, ROWS: tl.constexpr,  # type: ignore[no-untyped-def]
                 BLOCK: tl.constexpr, STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
     promptly(PROMPT)
@@ -50,7 +56,8 @@ def _statistics(x_ptr, mean_ptr, square_ptr, rows, cols, ACC: tl.constexpr, VEC:
     col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
     lane = tl.arange(0, ROWS)[:, None]
     first = (part * ROWS + lane).to(tl.int64)
-    origin = _loaded(x_ptr, first * width + col, (first < rows) & (col < width), ACC)
+    origin = tl.sum(_loaded(x_ptr, first * width + col, (first < rows) & (col < width), ACC), 0)[None, :]
+    origin /= tl.minimum(rows - part * ROWS, ROWS)
     total = tl.zeros([ROWS, BLOCK], ACC)
     square = tl.zeros([ROWS, BLOCK], ACC)
     for tile in tl.range(part, tl.cdiv(rows, ROWS), parts, num_stages=STAGES):
@@ -59,17 +66,11 @@ def _statistics(x_ptr, mean_ptr, square_ptr, rows, cols, ACC: tl.constexpr, VEC:
         gap = tl.where(inside, _loaded(x_ptr, row * width + col, inside, ACC) - origin, 0.0)
         total += gap
         square += gap * gap
-    seen = tl.maximum(tl.cdiv(rows - part * ROWS - lane, parts * ROWS), 0).to(ACC)  # values of each place
-    once = tl.maximum(seen, 1.0)
-    start = tl.sum(tl.where(lane == 0, origin, 0.0), 0)[None, :]
-    own = origin - start + total / once  # mean of the place, about `start`
-    count = tl.sum(seen, 0)[None, :]
-    mean = tl.sum(own * seen, 0)[None, :] / count
-    gap = own - mean
-    squares = tl.sum(tl.maximum(square - total * (total / once), 0.0) + seen * gap * gap, 0)[None, :]
+    count = _seen(part, parts, rows, tl.cdiv(rows, ROWS), ROWS).to(ACC)
+    gap = tl.sum(total, 0)[None, :] / count
     out = part.to(tl.int64) * width + col
-    tl.store(mean_ptr + out, start + mean, mask=col < width)
-    tl.store(square_ptr + out, squares, mask=col < width)
+    tl.store(mean_ptr + out, origin + gap, mask=col < width)
+    tl.store(square_ptr + out, tl.maximum(tl.sum(square, 0)[None, :] - gap * gap * count, 0.0), mask=col < width)
 
 
 @jit
@@ -78,28 +79,32 @@ def _combined(mean_ptr, square_ptr, stats_ptr, rows, cols, parts, eps, ACC: tl.c
     """stats [3, cols]: mean, 1 / deviation, variance as running statistics have it. TILE: the ROWS of _statistics."""
     promptly(PROMPT)
     col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    start = tl.load(mean_ptr + col, mask=col < cols, other=0.0)
     tiles = tl.cdiv(rows, TILE)
-    missing = tiles * TILE - rows  # rows the last tile has not
     total = tl.zeros([ROWS, BLOCK], ACC)
     for first in range(0, parts, ROWS):
         part = first + tl.arange(0, ROWS)[:, None]
         inside = (part < parts) & (col < cols)
-        seen = tl.cdiv(tiles - part, parts) * TILE - tl.where((tiles - 1) % parts == part, missing, 0)
-        total += tl.where(inside, tl.load(mean_ptr + part.to(tl.int64) * cols + col, mask=inside, other=0.0) - start, 0.0) * seen.to(ACC)
+        total += tl.load(mean_ptr + part.to(tl.int64) * cols + col, mask=inside, other=0.0)
+    start = tl.sum(total, 0)[None, :] / parts
+    total = tl.zeros([ROWS, BLOCK], ACC)
+    for first in range(0, parts, ROWS):
+        part = first + tl.arange(0, ROWS)[:, None]
+        inside = (part < parts) & (col < cols)
+        gap = tl.where(inside, tl.load(mean_ptr + part.to(tl.int64) * cols + col, mask=inside, other=0.0) - start, 0.0)
+        total += gap * _seen(part, parts, rows, tiles, TILE).to(ACC)
     mean = tl.sum(total, 0)[None, :] / rows
     squares = tl.zeros([ROWS, BLOCK], ACC)
     for first in range(0, parts, ROWS):
         part = first + tl.arange(0, ROWS)[:, None]
         inside = (part < parts) & (col < cols)
-        seen = tl.cdiv(tiles - part, parts) * TILE - tl.where((tiles - 1) % parts == part, missing, 0)
         at = part.to(tl.int64) * cols + col
         gap = tl.load(mean_ptr + at, mask=inside, other=0.0) - start - mean
-        squares += tl.where(inside, tl.load(square_ptr + at, mask=inside, other=0.0) + seen.to(ACC) * gap * gap, 0.0)
-    square = tl.sum(squares, 0)[None, :]
+        square = tl.load(square_ptr + at, mask=inside, other=0.0) + _seen(part, parts, rows, tiles, TILE).to(ACC) * gap * gap
+        squares += tl.where(inside, square, 0.0)
+    whole = tl.sum(squares, 0)[None, :]
     tl.store(stats_ptr + col, start + mean, mask=col < cols)
-    tl.store(stats_ptr + cols + col, tl.rsqrt(square / rows + eps), mask=col < cols)
-    tl.store(stats_ptr + 2 * cols + col, square / tl.maximum(rows - 1, 1), mask=col < cols)
+    tl.store(stats_ptr + cols + col, tl.rsqrt(whole / rows + eps), mask=col < cols)
+    tl.store(stats_ptr + 2 * cols + col, whole / tl.maximum(rows - 1, 1), mask=col < cols)
 
 
 @jit

@@ -268,11 +268,15 @@ def rows_of(logits: torch.Tensor) -> torch.Tensor:
     return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
+def indices(target: torch.Tensor) -> torch.Tensor:
+    """Targets side by side, of a dtype that holds ignore_index and the vocabulary: compared with a uint8, -100 is 156."""
+    return target.contiguous() if target.dtype in (torch.int64, torch.int32) else target.to(torch.int64).contiguous()
+
+
 def _forward(
     logits: torch.Tensor, target: torch.Tensor, ignore_index: int, label_smoothing: float, reduction: int, wide: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    x = rows_of(logits)
-    target = target.contiguous()
+    x, target = rows_of(logits), indices(target)
     rows, vocabulary = x.shape
     sizes = (x.stride(0), rows, vocabulary, ignore_index)
     key = (sizes, x.dtype, label_smoothing, reduction, x.get_device())
@@ -319,7 +323,7 @@ def _backward(
     constants = {"SMOOTHING": label_smoothing, "AVERAGE": reduction == MEAN, "SAME": stride == vocabulary}
     key = (sizes, x.dtype, label_smoothing, reduction == MEAN, "backward", x.get_device())
     plan = planned(_plans, key, _plan, "cross_entropy_backward", _backward_kernel, x, sizes, constants)
-    begin(plan, (grad, x, target.contiguous(), stats, out))
+    begin(plan, (grad, x, indices(target), stats, out))
     return out
 
 
@@ -327,7 +331,7 @@ def _forward_reference(
     logits: torch.Tensor, target: torch.Tensor, ignore_index: int, label_smoothing: float, reduction: int, wide: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     loss, stats = _outputs(logits, logits.shape[0], reduction, wide)
-    x = logits.to(stats.dtype)
+    x, target = logits.to(stats.dtype), indices(target)
     ignored = target == ignore_index
     known = (target >= 0) & (target < x.shape[1])
     maximum = x.amax(1) if x.shape[1] else x.new_full((x.shape[0],), -torch.inf)
@@ -347,14 +351,14 @@ def _backward_reference(
     grad: torch.Tensor, logits: torch.Tensor, target: torch.Tensor, stats: torch.Tensor, ignore_index: int, label_smoothing: float,
     reduction: int,
 ) -> torch.Tensor:  # fmt: skip
-    rows, vocabulary = logits.shape
-    known = (target >= 0) & (target < vocabulary)
+    (rows, vocabulary), target = logits.shape, indices(target)
+    ignored, known = target == ignore_index, (target >= 0) & (target < vocabulary)
     hot = torch.arange(vocabulary, device=logits.device) == target[:, None]
-    slope = ((logits.to(stats.dtype) - stats[:rows, None]) - stats[rows : 2 * rows, None]).exp()
+    slope = torch.log_softmax(logits.to(stats.dtype), 1).exp()
     slope = slope - (1 - label_smoothing) * hot.to(slope.dtype) - label_smoothing / max(1, vocabulary)
     scale = grad.to(stats.dtype) / (stats[3 * rows] if reduction == MEAN else 1)
-    scale = torch.where(known, scale, torch.nan)[:, None]
-    slope = torch.where((target == ignore_index)[:, None], 0, slope * scale)
+    scale = torch.where(ignored, 0, torch.where(known, scale, torch.nan))
+    slope = torch.where(ignored[:, None], 0, slope * scale[:, None])
     return slope.to(logits.dtype).contiguous()
 
 
@@ -387,18 +391,12 @@ def _gradient(ctx: Any, grad: torch.Tensor | None, _: torch.Tensor | None) -> tu
 _cross_entropy_backward = operator(
     "cross_entropy_backward(Tensor grad, Tensor logits, Tensor target, Tensor stats, int ignore_index, float label_smoothing, "
     "int reduction) -> Tensor",
-    launch=_backward,
-    reference=_backward_reference,
-    fake=_backward_fake,
-)
+    launch=_backward, reference=_backward_reference, fake=_backward_fake, twice=True,
+)  # fmt: skip
 _cross_entropy = operator(
     "cross_entropy(Tensor logits, Tensor target, int ignore_index, float label_smoothing, int reduction, bool wide) -> (Tensor, Tensor)",
-    launch=_forward,
-    reference=_forward_reference,
-    fake=_forward_fake,
-    setup=_setup,
-    backward=_gradient,
-)
+    launch=_forward, reference=_forward_reference, fake=_forward_fake, setup=_setup, backward=_gradient,
+)  # fmt: skip
 
 
 def cross_entropy(
@@ -447,9 +445,7 @@ def _stand_in(
     if not worth("cross_entropy", input, input.numel(), kind_of(input.shape[1])):
         return NotImplemented
     wide = input.element_size() == 2 and torch.is_autocast_enabled(input.device.type)
-    return cross_entropy(
-        input, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction, wide=wide
-    )  # fmt: skip
+    return cross_entropy(input, target, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction=reduction, wide=wide)
 
 
 def _make(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Inputs:

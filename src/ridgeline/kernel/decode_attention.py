@@ -364,11 +364,25 @@ def _reference(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, key_cache: 
         return (x.to(wide) * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
 
     key = turn(key)
+    seen_key_scale = seen_value_scale = None
     if key_scale is not None and value_scale is not None:
         (key, key_scales), (value, value_scales) = _quantised(key), _quantised(value)
         paged_write_reference(key_scales, value_scales, key_scale, value_scale, slots)
+        seen_key_scale, seen_value_scale = (_held(*x, page_table, lengths) for x in ((key_scale, key_scales), (value_scale, value_scales)))
     paged_write_reference(key, value, key_cache, value_cache, slots)
-    return paged_attention_reference(turn(query), key_cache, value_cache, page_table, lengths, scale, window, key_scale, value_scale)
+    keys, values = _held(key_cache, key, page_table, lengths), _held(value_cache, value, page_table, lengths)
+    own = torch.arange(page_table.numel(), device=page_table.device).view(page_table.shape)
+    return paged_attention_reference(turn(query), keys, values, own, lengths, scale, window, seen_key_scale, seen_value_scale)
+
+
+def _held(cache: Tensor, new: Tensor, page_table: Tensor, lengths: Tensor) -> Tensor:
+    """Pages of each sequence's own, [B · max_pages, page_size, ..]: what it holds, and its new token last, which may have no slot."""
+    held = cache[page_table.long().clamp(0, max(0, cache.shape[0] - 1))]
+    batch, pages, page = held.shape[:3]
+    last = lengths.long().clamp(max=pages * page) - 1
+    rows = torch.arange(batch, device=cache.device)[last >= 0]
+    held[rows, last[rows] // page, last[rows] % page] = new[rows]
+    return held.flatten(0, 1)
 
 
 def _fake(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, key_cache: Tensor, *rest: Any) -> Tensor:

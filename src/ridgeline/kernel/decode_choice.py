@@ -71,7 +71,7 @@ def decode_choice_kernel(  # type: ignore[no-untyped-def]
 def _launch(logits: Tensor, tokens: Tensor, best: Tensor, positions: Tensor, lengths: Tensor, step: Tensor, tickets: Tensor,
             token_history: Tensor, best_history: Tensor) -> Tensor:  # fmt: skip
     rows, vocab = logits.shape
-    if logits.dtype is torch.float64:
+    if logits.dtype is torch.float64 or rows == 0:
         return _reference(logits, tokens, best, positions, lengths, step, tickets, token_history, best_history)
     logits = logits.contiguous()
     copied = logits.dtype is not torch.float32

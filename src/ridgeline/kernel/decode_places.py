@@ -26,7 +26,7 @@ def decode_places_kernel(positions_ptr, table_ptr, frequency_ptr, slots_ptr, cos
     place = position // PAGE
     page = tl.load(table_ptr + row * table_b + tl.minimum(tl.maximum(place, 0), pages - 1)).to(tl.int64)
     slot = page * PAGE + position % PAGE
-    tl.store(slots_ptr + row, tl.where((place >= 0) & (place < pages), slot, -1))
+    tl.store(slots_ptr + row, tl.where((position >= 0) & (place < pages), slot, -1))
     columns = tl.arange(0, BLOCK_D)
     angle = position.to(tl.float32) * tl.load(frequency_ptr + columns, mask=columns < D, other=0.0)
     tl.store(cos_ptr + row * D + columns, tl.cos(angle) * growth, mask=columns < D)

@@ -272,9 +272,15 @@ def takes(bits: int, x: torch.Tensor, weight: torch.Tensor, m: int, k: int, gain
     return x.data_ptr() % 8 == 0 and weight.data_ptr() % 4 == 0
 
 
+def _gapless(x: Optional) -> Optional:
+    """Scales and biases of any stride, as kernels read them."""
+    return None if x is None else x.contiguous()
+
+
 def run_gemv(x: torch.Tensor, weight: torch.Tensor, scale: Optional, bias: Optional, residual: Optional, gated: bool,
              gain: Optional, eps: float, m: int) -> torch.Tensor:  # fmt: skip
-    """x [.., K], m rows, @ weight^T, halves or int8 with a scale a row; all contiguous, `takes` said yes."""
+    """x [.., K], m rows, @ weight^T, halves or int8 with a scale a row; x, weight, residual and gain contiguous, `takes` said yes."""
+    scale, bias = _gapless(scale), _gapless(bias)
     rows, k = weight.shape
     bits, n, device = 8 * weight.element_size(), rows // 2 if gated else rows, x.get_device()
     key = (bits, m, n, k, gated, x.dtype, eps, are_still(), device)
@@ -323,7 +329,8 @@ def _nibbles_plan(n: int, k: int, words: int, groups: int, group: int, gated: bo
 
 def run_nibbles(x: torch.Tensor, words: torch.Tensor, scale: torch.Tensor, group: int, bias: Optional, residual: Optional,
                 gated: bool, gain: Optional, eps: float) -> torch.Tensor:  # fmt: skip
-    """x [.., K] bfloat16, one row, @ weight^T of int4 words in groups of 128 or more."""
+    """x [.., K] bfloat16, one row, @ weight^T of int4 words in groups of 128 or more; contiguous but for the bias."""
+    bias = _gapless(bias)
     shape, (rows, width), groups, device = x.shape, words.shape, scale.shape[1], x.get_device()
     k, n = shape[-1], rows // 2 if gated else rows
     key = (4, n, k, width, groups, group, gated, eps, are_still(), device)

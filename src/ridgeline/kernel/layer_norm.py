@@ -199,13 +199,17 @@ def _launch_backward(grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rs
 def _reference(x: torch.Tensor, weight: OptionalTensor, bias: OptionalTensor, cols: int, eps: float) -> Any:
     wide = torch.promote_types(x.dtype, torch.float32)
     flat = x.reshape(x.numel() // cols if cols else 0, cols).to(wide)
-    mean = flat.mean(1)
-    normed = flat - mean[:, None]
-    rstd = (normed.square().mean(1) + eps).rsqrt()
-    y = normed * rstd[:, None]
+    mean, rstd = _statistics(flat, eps)
+    y = (flat - mean[:, None]) * rstd[:, None]
     y = y if weight is None else y * weight.reshape(-1).to(wide)
     y = y if bias is None else y + bias.reshape(-1).to(wide)
-    return y.to(x.dtype).reshape(x.shape), mean, rstd
+    return y.to(x.dtype).reshape(x.shape).contiguous(), mean, rstd
+
+
+def _statistics(flat: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and 1 / sqrt(variance + eps) of every row."""
+    mean = flat.mean(1)
+    return mean, ((flat - mean[:, None]).square().mean(1) + eps).rsqrt()
 
 
 def _reference_backward(grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, weight: OptionalTensor,
@@ -224,7 +228,7 @@ def _fake_backward(grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd
 
 
 def _setup(ctx: Any, args: tuple[Any, ...], output: Any) -> None:
-    x, weight, bias, ctx.cols, _ = args
+    x, weight, bias, ctx.cols, ctx.eps = args
     _, mean, rstd = output
     ctx.save_for_backward(x, weight, bias, mean, rstd)
     ctx.mark_non_differentiable(mean, rstd)
@@ -236,6 +240,8 @@ def _backward_rule(ctx: Any, grad: OptionalTensor, *_: Any) -> tuple[OptionalTen
         return None, None, None, None, None
     x, weight, bias, mean, rstd = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:3])
+    if torch.is_grad_enabled():  # create_graph: the saved statistics know nothing of x
+        mean, rstd = _statistics(x.reshape(rstd.numel(), ctx.cols).to(rstd.dtype), ctx.eps)
     found = layer_norm_backward_op(grad, x, mean, rstd, weight, bias, needs, ctx.cols)
     return *(d if needed else None for d, needed in zip(found, needs, strict=True)), None, None
 
@@ -243,23 +249,25 @@ def _backward_rule(ctx: Any, grad: OptionalTensor, *_: Any) -> tuple[OptionalTen
 layer_norm_backward_op = operator(
     "layer_norm_backward(Tensor grad, Tensor x, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, bool[] needs, int cols)"
     " -> (Tensor, Tensor, Tensor)",
-    launch=_launch_backward, reference=_reference_backward, fake=_fake_backward)  # fmt: skip
+    launch=_launch_backward, reference=_reference_backward, fake=_fake_backward, twice=True)  # fmt: skip
 layer_norm_op = operator("layer_norm(Tensor x, Tensor? weight, Tensor? bias, int cols, float eps) -> (Tensor, Tensor, Tensor)",
                          launch=_launch, reference=_reference, fake=_fake, setup=_setup, backward=_backward_rule)  # fmt: skip
 
 
 def fits(x: torch.Tensor, shape: tuple[int, ...], *parameters: OptionalTensor) -> bool:
-    """Whether `shape` is the end of x's and that of every parameter."""
+    """Whether `shape` is the end of x's and that of every parameter, all on one device."""
     if len(shape) == 0 or x.shape[-len(shape) :] != shape:
         return False
-    return all([p is None or p.shape == shape for p in parameters])  # a list takes half the time of a generator
+    device = x.get_device()
+    return all([p is None or (p.shape == shape and p.get_device() == device) for p in parameters])  # a list: half a generator's time
 
 
 def check_fits(x: torch.Tensor, shape: tuple[int, ...], *parameters: OptionalTensor) -> None:
     """Raise where `fits` is false."""
     if not fits(x, shape, *parameters):
-        raise OptionError(f"normalized shape {shape} for a tensor of shape {tuple(x.shape)}",
-                          why="it must be the last dims of the tensor, and the shape of weight and bias",
+        given = ", ".join(f"{tuple(p.shape)} on {p.device}" for p in parameters if p is not None)
+        raise OptionError(f"normalized shape {shape} for a tensor of shape {tuple(x.shape)} on {x.device}, parameters {given or None}",
+                          why="it must be the last dims of the tensor, and the shape of weight and bias, on one device",
                           do="give x.shape[-1:] to normalise over the last dim")  # fmt: skip
 
 

@@ -6,6 +6,9 @@
       Meta      fake         shapes and dtypes, so that torch.compile and torch.export trace through
       Autograd  setup saves what `backward` needs, as in torch.autograd.Function; without them the operator has no gradient
 
+A gradient that is an operator itself, <name>_backward, under create_graph: the reference, recorded by autograd, where `twice` says that it
+can be; else a result that raises when it is differentiated. A gradient made of operators and of torch needs neither.
+
 Registered with torch.library's low-level `define` and `impl`: `custom_op` costs 10 µs more a call. What `operator` returns goes
 through the dispatcher only where someone may be listening there; see `_caller`.
 """
@@ -52,8 +55,12 @@ def operator(
     setup: Callable[[Any, tuple[Any, ...], Any], None] | None = None,
     backward: Callable[..., Any] | None = None,
     deterministic: bool = True,
+    twice: bool = False,
 ) -> Any:
-    """Define and register an operator; returns a function that calls it, with the overload as an attribute."""
+    """Define and register an operator; returns a function that calls it, with the overload as an attribute.
+
+    twice: of a <name>_backward, that `reference` is plain torch and depends on nothing but its arguments.
+    """
     name = schema.partition("(")[0]
     if name in OPERATORS:
         raise ValueError(f"operator {name} is defined twice")
@@ -67,7 +74,9 @@ def operator(
     function = None
     if setup is not None and backward is not None:
         function = _function(name, overload, on_device, setup, backward)
-        _library.impl(name, _autograd(overload, function), "Autograd")
+        _library.impl(name, _autograd(overload, function.apply), "Autograd")
+    elif name.endswith("_backward"):
+        _library.impl(name, _autograd(overload, reference if twice else _once(name, overload)), "Autograd")
     return _caller(overload, on_device, function)
 
 
@@ -136,13 +145,47 @@ def _function(name: str, overload: Any, launch: Implementation, setup: Any, back
     return type(f"{name}_function", (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
 
 
-def _autograd(overload: Any, function: Any) -> Implementation:
+def _autograd(overload: Any, recorded: Implementation) -> Implementation:
     """What the dispatcher calls: tracing, transforms, and calls of torch.ops.ridgeline itself come this way."""
 
     def entry(*args: Any) -> Any:
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-            return function.apply(*args)
+            return recorded(*args)
         with torch._C._AutoDispatchBelowAutograd():
             return overload(*args)
 
     return entry
+
+
+def _once(name: str, overload: Any) -> Implementation:
+    """The gradients that an operator finds, each raising when it is differentiated."""
+
+    def found(*args: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            gradients = overload(*args)
+        sources = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        if isinstance(gradients, torch.Tensor):
+            return not_again(name.removesuffix("_backward"), gradients, *sources)
+        return tuple(not_again(name.removesuffix("_backward"), gradient, *sources) for gradient in gradients)
+
+    return found
+
+
+class _NotAgain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, name: str, gradient: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
+        ctx.name = name
+        return gradient.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        raise RuntimeError(
+            f"the gradient of {NAMESPACE}'s {ctx.name} is differentiated\n  why: it is not twice differentiable\n"
+            f"  do:  use torch's own operator where gradients are made with create_graph=True"
+        )
+
+
+def not_again(name: str, gradient: torch.Tensor, *sources: torch.Tensor) -> torch.Tensor:
+    """A gradient of operator `name` that was made of `sources`; to differentiate it with respect to them raises."""
+    result: torch.Tensor = _NotAgain.apply(name, gradient, *sources)  # type: ignore[no-untyped-call]
+    return result

@@ -25,9 +25,9 @@ import torch
 import torch.nn.functional as F
 
 from .case import Anchor, Case, Inputs, benchmark
-from .cross_entropy import row_gradient, row_loss, row_statistics
+from .cross_entropy import indices, row_gradient, row_loss, row_statistics
 from .jit import cdiv, jit, launch, tl
-from .library import operator
+from .library import not_again, operator
 from .overlap import promptly
 from .tuning import Config, bucketed, config, space
 
@@ -157,7 +157,7 @@ def _forward_by(step: Callable[..., None]) -> Callable[..., Any]:
             hidden, weight, target, bias, ignore_index, label_smoothing, mean, wide, wanted
         )
         inner = torch.float64 if dtype == torch.float64 else torch.float32
-        target = target.contiguous()
+        target = indices(target)
         count = (target != ignore_index).sum(dtype=inner)
         losses = hidden.new_empty(rows, dtype=inner)
         chunk = rows_a_chunk(rows, vocabulary, hidden.element_size())
@@ -254,7 +254,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) 
     hidden, mean = inputs[0], inputs[6]
     ctx.lift = lift_of(hidden.dtype, hidden.shape[0], mean)
     ctx.dtype, ctx.wanted = hidden.dtype, inputs[8]
-    ctx.save_for_backward(*output[1:])
+    with torch.enable_grad():
+        origin = not_again("linear_cross_entropy", hidden.new_empty(0), *(t for t in inputs[:4] if t is not None))
+    ctx.save_for_backward(*output[1:], origin)
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
 
@@ -263,10 +265,14 @@ def _gradient(ctx: Any, grad: torch.Tensor | None, *_: torch.Tensor | None) -> t
     out: list[torch.Tensor | None] = [None] * 9
     if grad is None:
         return tuple(out)
-    for place, part, wanted in zip((0, 1, 3), ctx.saved_tensors, ctx.wanted, strict=True):
+    *parts, origin = ctx.saved_tensors
+    for place, part, wanted in zip((0, 1, 3), parts, ctx.wanted, strict=True):
         if not wanted:
             continue
-        if part.dtype != ctx.dtype:
+        if torch.is_grad_enabled():  # create_graph: parts know nothing of what they were made of, `origin` does
+            scale = grad.detach().to(torch.promote_types(grad.dtype, part.dtype)) / ctx.lift
+            out[place] = not_again("linear_cross_entropy", (part * scale).to(ctx.dtype), origin, grad)
+        elif part.dtype != ctx.dtype:
             out[place] = (part * (grad.to(part.dtype) / ctx.lift)).to(ctx.dtype)
         elif torch._C._len_torch_dispatch_stack():  # traced: a graph must not change what its forward part returned
             out[place] = part * grad

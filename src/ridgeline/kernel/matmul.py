@@ -6,7 +6,7 @@
 Products accumulate in float32 and are rounded once, after the epilogue. float64, and float32 unless
 torch.backends.cuda.matmul.allow_tf32 is set, are left to torch: cuBLAS's error was a third of ours (512 x 768 x 1024, H200).
 Gradients: d = dy * activation'(pre), one kernel; dx = d @ w^T, dw = x^T @ d in w's own layout, by the same matmul; dbias = sum of d.
-The pre-activation is kept only where a gradient will need it; an activation has no second derivative here.
+The pre-activation is kept only where a gradient will need it, and made again where that is to be differentiated.
 bf16 4096³ on an H200: 137 GFLOP, 0.172 ms at 797 TFLOP/s; least bytes 100 MB, 24 µs: bound by the tensor cores.
 Kernels and their choice: matmul_kernels.py.
 """
@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from ..core.errors import OptionError, unknown_name
+from .activation import SLOPES
 from .case import Anchor, Case, Function, Inputs, benchmark
 from .library import operator
 from .matmul_kernels import ACTIVATIONS, STORED, by_torch, run_activation_backward, run_matmul
@@ -115,10 +116,8 @@ def _reference(x: torch.Tensor, w: torch.Tensor, bias: Optional, residual: Optio
 
 def _reference_activation_backward(dy: torch.Tensor, pre: torch.Tensor, activation: str) -> torch.Tensor:
     wide = _wide(dy.dtype)
-    with torch.enable_grad():
-        leaf = pre.detach().to(wide).requires_grad_()
-        out = torch.autograd.grad(_FORMULAS[activation](leaf), leaf, dy.to(wide))[0]
-    return out.to(pre.dtype).contiguous()
+    out = dy.to(wide) if activation == "none" else SLOPES[activation](dy.to(wide), pre.to(wide))
+    return out.to(pre.dtype, copy=True).contiguous()
 
 
 def _reference_int8(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -149,32 +148,33 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _setup_kept(ctx: Any, args: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
-    x, w, _, _, activation = args
-    ctx.save_for_backward(x, w, output[1])
+    x, w, bias, _, activation = args
+    ctx.save_for_backward(x, w, bias, output[1])
     ctx.activation = activation
     ctx.mark_non_differentiable(output[1])
 
 
-@once_differentiable
 def _backward_kept(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[Any, ...]:
-    x, w, pre = ctx.saved_tensors
+    x, w, bias, pre = ctx.saved_tensors
+    if torch.is_grad_enabled():  # create_graph: what was kept knows nothing of x, w and bias
+        pre = _matmul(x, w, bias, None, "none")
     d = _activation_backward(dy, pre, ctx.activation) if any(ctx.needs_input_grad[:3]) else dy
     return _gradients(ctx.needs_input_grad, x, w, dy, d)
 
 
 def _gradients(needed: tuple[bool, ...], x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, d: torch.Tensor) -> tuple[Any, ...]:
     """Of (x, w, bias, residual, activation), from d, the gradient of x @ w + bias."""
-    k, n = w.shape
+    (k, n), rows = w.shape, prod(x.shape[:-1])
     dx = _matmul(d, w.t(), None, None, "none") if needed[0] else None
     dw = None
     if needed[1]:
-        x2, d2 = x.reshape(-1, k), d.reshape(-1, n)
+        x2, d2 = x.reshape(rows, k), d.reshape(rows, n)
         if w.stride(0) == 1 and w.stride(1) != 1:
             # `linear`'s weight is [N, K]: a gradient laid out otherwise would be copied when it is accumulated
             dw = _matmul(d2.t(), x2, None, None, "none").t()
         else:
             dw = _matmul(x2.t(), d2, None, None, "none")
-    dbias = d.reshape(-1, n).sum(0) if needed[2] else None
+    dbias = d.reshape(rows, n).sum(0) if needed[2] else None
     return dx, dw, dbias, dy if needed[3] else None, None
 
 
@@ -188,7 +188,7 @@ _matmul_kept = operator(
 )  # fmt: skip
 _activation_backward = operator(
     "activation_backward(Tensor dy, Tensor pre, str activation) -> Tensor", launch=_launch_activation_backward,
-    reference=_reference_activation_backward, fake=lambda dy, pre, activation: pre.new_empty(pre.shape),
+    reference=_reference_activation_backward, fake=lambda dy, pre, activation: pre.new_empty(pre.shape), twice=True,
 )  # fmt: skip
 _int8_matmul = operator(
     "int8_matmul(Tensor a, Tensor b) -> Tensor", launch=_launch_int8, reference=_reference_int8,

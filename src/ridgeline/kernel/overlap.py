@@ -18,6 +18,7 @@ before it, as always, so both sorts mix. It is kept in CUDA graphs.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -25,7 +26,15 @@ from .jit import jit, tl
 
 LARGE = 1 << 25
 """Bytes: of two such tensors an H200's second-level cache, 60 MB, has no room for both."""
-_still = False
+
+
+class _Thread(threading.local):
+    """What one thread has promised for the work it queues."""
+
+    still = False
+
+
+_thread = _Thread()
 
 
 @jit
@@ -53,19 +62,19 @@ def promptly(PROMPT: tl.constexpr):  # type: ignore[no-untyped-def]
 def weights_are_still() -> Iterator[None]:
     """Inside, nothing that is queued writes the weights of a gemv, so that it may read them before that work has ended.
 
-    True of a model that generates. After weights were loaded or changed, synchronise before the first such call.
+    True of a model that generates; said for the calls of this thread. After weights were loaded or changed, synchronise before the
+    first such call.
     """
-    global _still
-    before, _still = _still, True
+    before, _thread.still = _thread.still, True
     try:
         yield
     finally:
-        _still = before
+        _thread.still = before
 
 
 def are_still() -> bool:
     """Whether weights_are_still() was said."""
-    return _still
+    return _thread.still
 
 
 def promptness(wanted: bool) -> dict[str, bool]:

@@ -22,6 +22,7 @@ from .library import operator
 from .reduce_launch import FLOATS, INTEGERS, directly, find, run, sum_dtype
 from .reduce_plan import kind_of, normalize, reduced_shape
 from .replace import replaces, worth
+from .softmax import HALVES
 
 Dims = int | Sequence[int] | None
 
@@ -245,6 +246,8 @@ def _stand_in_sum(input: Any, dim: Any = None, keepdim: Any = False, *, dtype: A
     kind = None if other or not isinstance(keepdim, bool) else _kind(input, dim)
     if kind is None or not worth(_sum_line(kind, dim), input, input.numel(), kind):
         return NotImplemented
+    if dtype is None and input.dtype in HALVES and input.is_cuda and torch.is_autocast_enabled("cuda"):
+        dtype = torch.float32  # what CUDA's autocast does
     return sum(input, dim, keepdim, dtype)
 
 

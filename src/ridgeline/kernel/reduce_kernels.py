@@ -11,7 +11,8 @@ zero between launches. AXIS is the place of r in the tile: 1 where r lies closes
 divides the size of the closest dimension and all other strides; sizes along it come in units of ALIGN, which is how the compiler
 learns that 128-bit loads are allowed for rows of, say, 1000 elements. ONCE: a piece is one tile. The pieces of a row take turns, so
 that programs running at the same time read neighbouring memory. LINEAR: the grid has one axis, for counts the others cannot hold;
-small reductions are all latency, and dividing a program's number costs them a tenth of a microsecond each time.
+small reductions are all latency, and dividing a program's number costs them a tenth of a microsecond each time. WIDE: an int32 does not
+count the outputs and the places behind them that a last block has.
 """
 
 # ruff: noqa: SIM102, SIM108, SIM300
@@ -36,13 +37,23 @@ def _write(at, value, live):  # type: ignore[no-untyped-def]
 
 
 @jit
+def _k_size(k_units, AXIS: tl.constexpr, ALIGN: tl.constexpr, WIDE: tl.constexpr):  # type: ignore[no-untyped-def]
+    if WIDE:
+        return tl.full((), k_units, tl.int64) * (ALIGN if AXIS == 0 else 1)
+    else:
+        return k_units * (ALIGN if AXIS == 0 else 1)
+
+
+@jit
 def _program(kept, k_units, splits, AXIS: tl.constexpr, KEPT: tl.constexpr, FLAT: tl.constexpr, ALIGN: tl.constexpr,  # type: ignore[no-untyped-def]
-             LINEAR: tl.constexpr):  # fmt: skip
+             LINEAR: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
     """Which block of k, which split and which b this program has, and the number of its block of outputs."""
+    if WIDE:
+        kept = tl.full((), kept, tl.int64)
     if FLAT:
         blocks = tl.cdiv(kept, KEPT)
     else:
-        blocks = tl.cdiv(k_units * (ALIGN if AXIS == 0 else 1), KEPT)
+        blocks = tl.cdiv(_k_size(k_units, AXIS, ALIGN, WIDE), KEPT)
     at = tl.program_id(0)
     if LINEAR:
         rest = at // blocks
@@ -52,9 +63,10 @@ def _program(kept, k_units, splits, AXIS: tl.constexpr, KEPT: tl.constexpr, FLAT
 
 
 @jit
-def _place(at, b, kept, k_units, sb, sk, AXIS: tl.constexpr, KEPT: tl.constexpr, FLAT: tl.constexpr, ALIGN: tl.constexpr):  # type: ignore[no-untyped-def]
+def _place(at, b, kept, k_units, sb, sk, AXIS: tl.constexpr, KEPT: tl.constexpr, FLAT: tl.constexpr, ALIGN: tl.constexpr,  # type: ignore[no-untyped-def]
+           WIDE: tl.constexpr):  # fmt: skip
     """Outputs of a block: their numbers, which of them exist, and where their elements begin."""
-    k_size = k_units * (ALIGN if AXIS == 0 else 1)
+    k_size = _k_size(k_units, AXIS, ALIGN, WIDE)
     if FLAT:
         q = at.to(tl.int64) * KEPT + tl.arange(0, KEPT)
         live = q < kept
@@ -62,6 +74,8 @@ def _place(at, b, kept, k_units, sb, sk, AXIS: tl.constexpr, KEPT: tl.constexpr,
         if AXIS == 1:
             begin = tl.multiple_of(begin, ALIGN)
     else:
+        if WIDE:
+            at = at.to(tl.int64)
         k = at * KEPT + tl.arange(0, KEPT)
         live = k < k_size
         q = b.to(tl.int64) * k_size + k
@@ -171,11 +185,12 @@ def _combine_fold(part_ptr, kept, splits, q, live, MAXIMUM: tl.constexpr, ACC: t
 def fold_kernel(x_ptr, out_ptr, part_ptr, count_ptr, kept, k_units, r_units, sb, sk, ss, sr, chunks, splits, divisor,  # type: ignore[no-untyped-def]
                 AXIS: tl.constexpr, KEPT: tl.constexpr, RED: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
                 LINEAR: tl.constexpr, SOLE: tl.constexpr, ONCE: tl.constexpr, STAGE: tl.constexpr, SPL: tl.constexpr, ACC: tl.constexpr,
-                MAXIMUM: tl.constexpr, MEAN: tl.constexpr, IDENTITY: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+                MAXIMUM: tl.constexpr, MEAN: tl.constexpr, IDENTITY: tl.constexpr, WIDE: tl.constexpr = False,
+                PROMPT: tl.constexpr = False):  # fmt: skip
     """Sum, mean (divided by `divisor`) or maximum."""
     promptly(PROMPT)
-    at, split, b, block = _program(kept, k_units, splits, AXIS, KEPT, FLAT, ALIGN, LINEAR)
-    q, live, begin = _place(at, b, kept, k_units, sb, sk, AXIS, KEPT, FLAT, ALIGN)
+    at, split, b, block = _program(kept, k_units, splits, AXIS, KEPT, FLAT, ALIGN, LINEAR, WIDE)
+    q, live, begin = _place(at, b, kept, k_units, sb, sk, AXIS, KEPT, FLAT, ALIGN, WIDE)
     base, _start, left, turn = _piece(x_ptr, split, r_units, ss, sr, chunks, AXIS, RED, ALIGN, SOLE)
     tile, step = _offsets(begin, sr, turn, AXIS, RED, ALIGN)
     acc = tl.full(tile.shape, IDENTITY, ACC)
@@ -254,11 +269,11 @@ def _combine_position(part_ptr, index_ptr, kept, splits, q, live, ACC: tl.conste
 def position_kernel(x_ptr, out_ptr, part_ptr, index_ptr, count_ptr, kept, k_units, r_units, sb, sk, sr, splits,  # type: ignore[no-untyped-def]
                     AXIS: tl.constexpr, KEPT: tl.constexpr, RED: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr,
                     ALIGN: tl.constexpr, LINEAR: tl.constexpr, ONCE: tl.constexpr, STAGE: tl.constexpr, SPL: tl.constexpr,
-                    ACC: tl.constexpr, IDENTITY: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+                    ACC: tl.constexpr, IDENTITY: tl.constexpr, WIDE: tl.constexpr = False, PROMPT: tl.constexpr = False):  # fmt: skip
     """Index of the first maximum along r (there is no s here)."""
     promptly(PROMPT)
-    at, split, b, block = _program(kept, k_units, splits, AXIS, KEPT, FLAT, ALIGN, LINEAR)
-    q, live, begin = _place(at, b, kept, k_units, sb, sk, AXIS, KEPT, FLAT, ALIGN)
+    at, split, b, block = _program(kept, k_units, splits, AXIS, KEPT, FLAT, ALIGN, LINEAR, WIDE)
+    q, live, begin = _place(at, b, kept, k_units, sb, sk, AXIS, KEPT, FLAT, ALIGN, WIDE)
     base, start, left, turn = _piece(x_ptr, split, r_units, 0, sr, splits, AXIS, RED, ALIGN, True)
     tile, step = _offsets(begin, sr, turn, AXIS, RED, ALIGN)
     top = tl.full(tile.shape, IDENTITY, ACC)
@@ -334,11 +349,11 @@ def _combine_spread(part_ptr, kept, splits, q, live, ACC: tl.constexpr, SPL: tl.
 def spread_kernel(x_ptr, out_ptr, part_ptr, count_ptr, kept, k_units, r_units, sb, sk, ss, sr, chunks, splits, divisor,  # type: ignore[no-untyped-def]
                   AXIS: tl.constexpr, KEPT: tl.constexpr, RED: tl.constexpr, FLAT: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
                   LINEAR: tl.constexpr, SOLE: tl.constexpr, ONCE: tl.constexpr, STAGE: tl.constexpr, SPL: tl.constexpr,
-                  ACC: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+                  ACC: tl.constexpr, WIDE: tl.constexpr = False, PROMPT: tl.constexpr = False):  # fmt: skip
     """Sum of squared distances from the mean over `divisor`: Welford's update lane by lane, of x less the first element of its output."""
     promptly(PROMPT)
-    at, split, b, block = _program(kept, k_units, splits, AXIS, KEPT, FLAT, ALIGN, LINEAR)
-    q, live, begin = _place(at, b, kept, k_units, sb, sk, AXIS, KEPT, FLAT, ALIGN)
+    at, split, b, block = _program(kept, k_units, splits, AXIS, KEPT, FLAT, ALIGN, LINEAR, WIDE)
+    q, live, begin = _place(at, b, kept, k_units, sb, sk, AXIS, KEPT, FLAT, ALIGN, WIDE)
     base, _start, left, turn = _piece(x_ptr, split, r_units, ss, sr, chunks, AXIS, RED, ALIGN, SOLE)
     tile, step = _offsets(begin, sr, turn, AXIS, RED, ALIGN)
     if ONCE:

@@ -74,7 +74,8 @@ class Call:
         p, cut = self.plan, schedule(self.plan, chosen, self.itemsize)
         tile = {
             "AXIS": p.axis, "KEPT": cut.tile_kept, "RED": cut.tile_reduced, "FLAT": cut.flat, "EVEN": cut.even, "ALIGN": p.align,
-            "LINEAR": cut.linear, "SOLE": p.s == 1, "ONCE": cut.once, "SPL": cut.combine, **self.fixed, "num_warps": cut.warps,
+            "LINEAR": cut.linear, "WIDE": cut.wide, "SOLE": p.s == 1, "ONCE": cut.once, "SPL": cut.combine, **self.fixed,
+            "num_warps": cut.warps,
             **promptness(p.kept * p.s * p.r * self.itemsize < LARGE),
         }  # fmt: skip
         numbers: tuple[int, ...] = (p.kept, cut.k_units, cut.r_units, p.sb, p.sk, p.ss, p.sr, cut.chunks, cut.splits, self.divisor)

@@ -89,6 +89,8 @@ class Schedule:
     grid: tuple[int, int, int]
     """Blocks of k, splits, b; all in the first where they do not fit."""
     linear: bool
+    wide: bool
+    """An int32 does not count the outputs along the first axis of the grid."""
     blocks: int
     """Blocks of outputs."""
     splits: int
@@ -257,7 +259,8 @@ def schedule(p: Plan, chosen: Mapping[str, int], itemsize: int) -> Schedule:
     finish_kept = min(next_power_of_2(p.kept), 32 if splits > 32 else 256)
     linear = splits > GRID_MOST or batches > GRID_MOST
     return Schedule(
-        grid=(blocks * splits, 1, 1) if linear else (across, splits, batches), linear=linear, blocks=blocks, splits=splits, chunks=chunks,
+        grid=(blocks * splits, 1, 1) if linear else (across, splits, batches), linear=linear, wide=across * kept >= 1 << 31,
+        blocks=blocks, splits=splits, chunks=chunks,
         k_units=p.k // unit_k, r_units=p.r // unit_r, tile_kept=kept, tile_reduced=reduced, flat=flat, even=even,
         once=chunks * reduced >= p.r,
         combine=min(next_power_of_2(splits), max(1, 8192 // kept)),

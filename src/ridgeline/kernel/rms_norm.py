@@ -53,10 +53,20 @@ def _launch_backward(grad: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, we
 def _reference(x: torch.Tensor, weight: OptionalTensor, cols: int, eps: float) -> Any:
     wide = torch.promote_types(x.dtype, torch.float32)
     flat = x.reshape(x.numel() // cols if cols else 0, cols).to(wide)
-    rstd = (flat.square().mean(1) + eps).rsqrt()
+    rstd = _inverse(flat, eps)
     y = flat * rstd[:, None]
     y = y if weight is None else y * weight.reshape(-1).to(wide)
-    return y.to(x.dtype).reshape(x.shape), rstd
+    return y.to(x.dtype).reshape(x.shape).contiguous(), rstd
+
+
+def _inverse(flat: torch.Tensor, eps: float) -> torch.Tensor:
+    """1 / sqrt(mean x² + eps) of every row."""
+    return (flat.square().mean(1) + eps).rsqrt()
+
+
+def _connected(ctx: Any, x: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+    """What was saved of x; under create_graph made again, as what was saved knows nothing of x."""
+    return _inverse(x.reshape(rstd.numel(), ctx.cols).to(rstd.dtype), ctx.eps) if torch.is_grad_enabled() else rstd
 
 
 def _reference_add(x: torch.Tensor, residual: torch.Tensor, weight: OptionalTensor, cols: int, eps: float) -> Any:
@@ -86,7 +96,7 @@ def _fake_backward(grad: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, weig
 
 
 def _setup(ctx: Any, args: tuple[Any, ...], output: Any) -> None:
-    x, weight, ctx.cols, _ = args
+    x, weight, ctx.cols, ctx.eps = args
     ctx.save_for_backward(x, weight, output[1])
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
@@ -97,12 +107,12 @@ def _backward(ctx: Any, grad: OptionalTensor, *_: Any) -> tuple[OptionalTensor, 
         return None, None, None, None
     x, weight, rstd = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:2])
-    dx, dw = rms_norm_backward_op(grad, x, rstd, weight, None, needs, ctx.cols)
+    dx, dw = rms_norm_backward_op(grad, x, _connected(ctx, x, rstd), weight, None, needs, ctx.cols)
     return dx if needs[0] else None, dw if needs[1] else None, None, None
 
 
 def _setup_add(ctx: Any, args: tuple[Any, ...], output: Any) -> None:
-    _, _, weight, ctx.cols, _ = args
+    _, _, weight, ctx.cols, ctx.eps = args
     _, total, rstd = output
     ctx.save_for_backward(total, weight, rstd)
     ctx.mark_non_differentiable(rstd)
@@ -114,13 +124,14 @@ def _backward_add(ctx: Any, grad: OptionalTensor, grad_sum: OptionalTensor, *_: 
         return *(grad_sum if needed else None for needed in ctx.needs_input_grad[:2]), None, None, None
     total, weight, rstd = ctx.saved_tensors
     needs = [ctx.needs_input_grad[0] or ctx.needs_input_grad[1], ctx.needs_input_grad[2]]
+    rstd = _connected(ctx, total, rstd)
     dx, dw = rms_norm_backward_op(grad, total, rstd, weight, grad_sum if needs[0] else None, needs, ctx.cols)
     return *(dx if needed else None for needed in ctx.needs_input_grad[:2]), dw if needs[1] else None, None, None
 
 
 rms_norm_backward_op = operator(
     "rms_norm_backward(Tensor grad, Tensor x, Tensor rstd, Tensor? weight, Tensor? grad_sum, bool[] needs, int cols) -> (Tensor, Tensor)",
-    launch=_launch_backward, reference=_reference_backward, fake=_fake_backward)  # fmt: skip
+    launch=_launch_backward, reference=_reference_backward, fake=_fake_backward, twice=True)  # fmt: skip
 rms_norm_op = operator("rms_norm(Tensor x, Tensor? weight, int cols, float eps) -> (Tensor, Tensor)", launch=_launch,
                        reference=_reference, fake=_fake, setup=_setup, backward=_backward)  # fmt: skip
 add_rms_norm_op = operator("add_rms_norm(Tensor x, Tensor residual, Tensor? weight, int cols, float eps) -> (Tensor, Tensor, Tensor)",
@@ -156,9 +167,10 @@ def _normed(x: torch.Tensor, weight: OptionalTensor, cols: int, eps: float) -> t
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: OptionalTensor = None,
                  eps: float | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """(rms_norm(x + residual), x + residual) in one pass."""
-    if x.shape != residual.shape or x.dtype != residual.dtype:
-        raise OptionError(f"a residual of {tuple(residual.shape)} {residual.dtype} for x of {tuple(x.shape)} {x.dtype}",
-                          why="both are added value by value and keep their dtype", do="expand or convert one of them first")  # fmt: skip
+    if x.shape != residual.shape or x.dtype != residual.dtype or x.get_device() != residual.get_device():
+        given = f"{tuple(residual.shape)} {residual.dtype} on {residual.device} for x of {tuple(x.shape)} {x.dtype} on {x.device}"
+        raise OptionError(f"a residual of {given}", why="both are added value by value and keep their dtype",
+                          do="expand, convert or move one of them first")  # fmt: skip
     y, total, _ = add_rms_norm_op(x, residual, weight, _columns(x, weight), _epsilon(x, eps))
     return y, total
 

@@ -313,7 +313,7 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, N
 
 
 softmax_backward_op = operator("softmax_backward(Tensor grad, Tensor y, int dim, bool log, ScalarType dtype) -> Tensor",
-                               launch=_launch_backward, reference=_reference_backward, fake=_fake_backward)  # fmt: skip
+                               launch=_launch_backward, reference=_reference_backward, fake=_fake_backward, twice=True)  # fmt: skip
 softmax_op = operator("softmax(Tensor x, int dim, bool log, ScalarType dtype) -> Tensor", launch=_launch, reference=_reference,
                       fake=_fake, setup=_setup, backward=_backward)  # fmt: skip
 

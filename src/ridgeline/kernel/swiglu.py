@@ -214,12 +214,12 @@ def _backward_packed(ctx: Any, grad: Tensor) -> Tensor:
 
 
 _swiglu_backward = operator("swiglu_backward(Tensor grad, Tensor gate, Tensor up) -> (Tensor, Tensor)",
-                            launch=_launch_backward, reference=_reference_backward, fake=_fake_backward)  # fmt: skip
+                            launch=_launch_backward, reference=_reference_backward, fake=_fake_backward, twice=True)  # fmt: skip
 _swiglu = operator("swiglu(Tensor gate, Tensor up) -> Tensor",
                    launch=_launch, reference=_reference, fake=_fake, setup=_setup, backward=_backward)  # fmt: skip
 _swiglu_packed_backward = operator("swiglu_packed_backward(Tensor grad, Tensor x) -> Tensor",
                                    launch=_launch_packed_backward, reference=_reference_packed_backward,
-                                   fake=_fake_packed_backward)  # fmt: skip
+                                   fake=_fake_packed_backward, twice=True)  # fmt: skip
 _swiglu_packed = operator("swiglu_packed(Tensor x) -> Tensor",
                           launch=_launch_packed, reference=_reference_packed, fake=_fake_packed, setup=_setup,
                           backward=_backward_packed)  # fmt: skip

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ..core.errors import MeasureError
 from ..core.files import cache_dir, write_json
 from .jit import triton
 
@@ -49,7 +50,7 @@ def config(op: str, bucket: tuple[Any, ...], default: Config) -> Config:
     key = (op, bucket)
     found = _known.get(key)
     if found is None:
-        found = _known[key] = _stored(op, bucket) or default
+        found = _known[key] = _stored(op, bucket, default) or default
     return found
 
 
@@ -61,11 +62,15 @@ def bucketed(size: int) -> int:
 @contextmanager
 def forced(op: str, chosen: Config) -> Iterator[None]:
     """Launch `op` with this configuration inside."""
+    before = _forced.get(op)
     _forced[op] = chosen
     try:
         yield
     finally:
-        del _forced[op]
+        if before is None:
+            del _forced[op]
+        else:
+            _forced[op] = before
 
 
 @contextmanager
@@ -86,6 +91,7 @@ def placed(op: str, bucket: tuple[Any, ...], chosen: Config) -> Iterator[None]:
 def tune(op: str, bucket: tuple[Any, ...], seconds: Callable[[], float]) -> tuple[Config, float]:
     """Time every candidate with `seconds`, which runs and times the operator once set; keep the fastest on disk."""
     timed: list[tuple[float, int, Config]] = []
+    last: Exception | None = None
     for number, candidate in enumerate(_spaces[op][1]):
         with forced(op, candidate):
             try:
@@ -93,6 +99,13 @@ def tune(op: str, bucket: tuple[Any, ...], seconds: Callable[[], float]) -> tupl
             except Exception as error:
                 if "resource" not in str(error).lower():  # a candidate may need more shared memory or registers than there are
                     raise
+                last = error
+    if not timed:
+        raise MeasureError(
+            f"no configuration of {op} runs for {bucket}",
+            why=f"none of {len(_spaces[op][1])} fits this GPU: {last}" if last else "its space is empty",
+            do="give space() a candidate with smaller blocks or fewer stages",
+        )
     best_s, _, best = min(timed, key=lambda item: item[:2])
     _remember(op, bucket, best)
     _known[op, bucket] = best
@@ -109,11 +122,22 @@ def _remember(op: str, bucket: tuple[Any, ...], best: Config) -> None:
         write_json(path, stored)
 
 
-def _stored(op: str, bucket: tuple[Any, ...]) -> Config | None:
+def _stored(op: str, bucket: tuple[Any, ...], default: Config) -> Config | None:
     if op not in _spaces or not torch.cuda.is_available():
         return None
     line = _line(op, bucket)
-    return read(cache_file()).get(line) or _shipped().get(line.partition("@")[0] + line[line.index("|") :])
+    tuned: Config | None = read(cache_file()).get(line)
+    shipped: Config | None = _shipped().get(line.partition("@")[0] + line[line.index("|") :])
+    known = (default, *_spaces[op][1])
+    return next((found for found in (tuned, shipped) if found is not None and _usable(found, known)), None)
+
+
+def _usable(found: Config, known: Sequence[Config]) -> bool:
+    """Whether a stored line has the names of a configuration we know, and whole numbers: positive, or 0 where one we know has 0."""
+    if not any(found.keys() == one.keys() for one in known):
+        return False
+    allowed = {name for one in known for name, value in one.items() if value == 0}
+    return all(type(value) is int and (value > 0 or (value == 0 and name in allowed)) for name, value in found.items())
 
 
 def _line(op: str, bucket: tuple[Any, ...]) -> str:
@@ -139,7 +163,7 @@ def read(path: Path) -> dict[str, Any]:
     """A stored table; a missing, broken or foreign file is an empty one: it is a cache."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return {k: v for k, v in found.items() if isinstance(v, dict)} if isinstance(found, dict) else {}
 

@@ -2,7 +2,8 @@
 
     with use_kernels() as kernels: …            a torch function mode: every torch call in the block is looked up in REPLACEMENTS
     kernels = use_kernels(model)                the model's forward runs so from now on, its gated perceptrons, RMS norms and rotary
-                                                positions fused (`fuse.py`); kernels.undo() puts everything back
+                                                positions fused (`fuse.py`); kernels.undo() puts everything back.
+                                                A copy of it, and one loaded from a file, runs plain torch
     kernels.report()                            {operator: times it ran in place of torch's}
 
 torch.compile traces through both: what wins against compiled code becomes one node of the graph, the rest is left to it.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from statistics import median
 from time import perf_counter
@@ -28,6 +29,8 @@ from torch.overrides import TorchFunctionMode
 from . import replace
 
 Undo = Callable[[], None]
+TRIALS = 256
+LITTLE = 16
 
 
 class Kernels(TorchFunctionMode):
@@ -40,7 +43,7 @@ class Kernels(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = replace.REPLACEMENTS.get(func)
-        if found is None:
+        if found is None or not replace.plain(args) or (kwargs and not replace.plain(kwargs.values())):
             return func(*args, **(kwargs or {}))
         op, stand_in = found
         out = stand_in(*args, **(kwargs or {}))
@@ -82,7 +85,7 @@ def use_kernels(model: torch.nn.Module | None = None, *, fuse: bool = True) -> K
             from .fuse import fuse_
 
             kernels._undo += fuse_(model, kernels.replaced)
-        kernels._undo.append(_wrap(model, kernels))
+        kernels._undo.append(InKernels(model, kernels).put())
     return kernels
 
 
@@ -97,43 +100,40 @@ def load_operators() -> tuple[str, ...]:
     return tuple(names)
 
 
-def _wrap(model: torch.nn.Module, kernels: Kernels) -> Undo:
-    """Run the model's forward inside the block, except for shapes where that was seen not to pay."""
-    forward = model.forward
-    trials: dict[Any, Trial] = {}
-    latest: list[Trial | None] = [None]
+class InKernels(replace.Replaced):
+    """A model's forward inside the block, except for shapes where that was seen not to pay."""
 
-    def with_kernels(*args: Any, **kwargs: Any) -> Any:
+    def __init__(self, model: torch.nn.Module, kernels: Kernels) -> None:
+        super().__init__(model)
+        self.kernels = kernels
+        self.trials: dict[Any, Trial] = {}
+        """Those of the last TRIALS kinds of inputs, the latest last."""
+        self.latest: Trial | None = None
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
-            with kernels:
-                return forward(*args, **kwargs)
-        key = (torch.is_grad_enabled(), model.training, *(_signature(arg) for arg in args), *(_signature(arg) for arg in kwargs.values()))
-        trial = trials.get(key)
-        if trial is None:
-            trial = trials[key] = Trial()
+            with self.kernels:
+                return self.before(*args, **kwargs)
+        trial = self._trial((torch.is_grad_enabled(), self.holder.training, signature(args), signature(kwargs)))
         if trial.pays is None and not replace._everywhere:
-            trial.begin(perf_counter(), again=latest[0] is trial)
-        latest[0] = trial
+            trial.begin(perf_counter(), again=self.latest is trial)
+        self.latest = trial
         if trial.pays is False or trial.plain_turn:
             with replace.nowhere():
-                return forward(*args, **kwargs)
-        replaced = kernels.replaced.total()
-        with kernels:
-            out = forward(*args, **kwargs)
-        if kernels.replaced.total() == replaced:
+                return self.before(*args, **kwargs)
+        replaced = self.kernels.replaced.total()
+        with self.kernels:
+            out = self.before(*args, **kwargs)
+        if self.kernels.replaced.total() == replaced:
             trial.pays = False
         return out
 
-    own = "forward" in vars(model)
-    model.forward = with_kernels
-
-    def undo() -> None:
-        if own:
-            model.forward = forward
-        else:
-            del model.forward
-
-    return undo
+    def _trial(self, key: Any) -> Trial:
+        trial = self.trials.pop(key, None) or Trial()
+        self.trials[key] = trial
+        if len(self.trials) > TRIALS:
+            self.trials.pop(next(iter(self.trials)), None)
+        return trial
 
 
 class Trial:
@@ -169,5 +169,16 @@ class Trial:
             self.plain_turn, self._passes = True, 1
 
 
-def _signature(value: Any) -> Any:
-    return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else type(value)
+def signature(value: Any, deep: int = 4) -> Any:
+    """What two inputs have in common that share a trial: shapes and dtypes, names, little values; of larger whole numbers the size."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype
+    if value is None or isinstance(value, bool | str):
+        return value
+    if isinstance(value, int):  # a position that counts up is not new each time
+        return int, value if -LITTLE < value < LITTLE else LITTLE + value.bit_length()
+    if deep and isinstance(value, tuple | list):
+        return type(value), *[signature(item, deep - 1) for item in value]
+    if deep and isinstance(value, Mapping):
+        return type(value), *[(name, signature(item, deep - 1)) for name, item in value.items()]
+    return type(value)

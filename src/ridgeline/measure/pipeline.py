@@ -90,7 +90,7 @@ def measure_pipeline(
     *,
     device: str | None = None,
     batch: int | None = None,
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     phase: str | None = None,
     context: int | None = None,
     name: str | None = None,

@@ -69,7 +69,7 @@ def measure(
     *,
     device: str | None = None,
     batch: int | None = None,
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     phase: str | None = None,
     context: int | None = None,
     name: str | None = None,
@@ -223,6 +223,7 @@ def _total(workload: Workload, timing: Timing, held_bytes: int, peak_bytes: int)
         by_bottleneck={},
         measured=timing,
         measured_peak_bytes=peak_bytes,
+        kv_cache_bytes=workload.peak_cache_bytes,
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
+from ..core.checks import expect
 from ..core.dtypes import canonical
 from ..core.errors import MeasureError, OptionError
 from ..workload.capture import RUNNABLE, module_case, resolve
@@ -43,6 +44,7 @@ def build_subject(
 
 def choose_device(device: str | None, model: str | Path | torch.nn.Module) -> torch.device:
     """The device asked for; else the module's own; else the GPU where there is one."""
+    expect("model", model, torch.nn.Module, str, Path, do="give a torch.nn.Module, a name from `ridgeline models` or a path")
     if device is None:
         first = None if isinstance(model, str | Path) else next((t for t in (*model.parameters(), *model.buffers())), None)
         if first is not None:

@@ -19,11 +19,12 @@ from ..estimate.spatial.breakdown import PortRoof, level_roofs, peak_ops, port_r
 from ..estimate.spatial.network import MappedOp
 from ..target.array import SpatialArraySpec
 from . import format as fmt
-from .roofline import BOTTOM, GUTTER_CHARACTERS, HEIGHT, LEFT, LINE_HEIGHT, RIGHT, TOP, WIDTH, slanted
-from .svg import Frame, LogScale, drawing, element, group, log_domain, spread
+from .roofline import BOTTOM, HEIGHT, LEFT, LINE_HEIGHT, RIGHT, TOP, WIDTH, slanted
+from .svg import Frame, LogScale, drawing, element, fitted, group, log_domain, spread
 
 COLOURS = 8  # k0 to k7 in the style sheet
 ROW, BAR_HEIGHT, NAME_WIDTH, NAME_CHARACTERS, END_WIDTH = 20.0, 13.0, 212.0, 32, 150.0
+NAME_GAP = 24.0  # from the plot to the name of a memory, its dot between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +130,8 @@ def _names(levels: Sequence[PortRoof], frame: Frame, peak: float, colours: Mappi
     for level, y in zip(ordered, places, strict=True):
         text = f"{fmt.plain(level.memory)}.{fmt.plain(level.port)} {fmt.byte_rate(level.bandwidth_bps)}"
         dot = element("circle", class_=f"target {colours[level.memory]}", cx=frame.right + 14, cy=y, r=5.0)
-        shown = (element("title", text), fmt.crop(text, GUTTER_CHARACTERS))
-        texts += [dot, element("text", *shown, class_="label used", x=frame.right + 24, y=y + 3.5)]
+        shown = (element("title", text), fitted(text, WIDTH - frame.right - NAME_GAP, bold=True))
+        texts += [dot, element("text", *shown, class_="label used", x=frame.right + NAME_GAP, y=y + 3.5)]
     return texts
 
 

@@ -16,9 +16,9 @@ from markupsafe import Markup
 
 from ..core.profile import OpRow, Profile
 from . import format as fmt
-from .roofline import BOTTOM, GUTTER_CHARACTERS, HEIGHT, LEFT, LINE_HEIGHT, RIGHT, TOP, WIDTH, slanted
+from .roofline import BOTTOM, HEIGHT, LABEL_GAP, LEFT, LINE_HEIGHT, RIGHT, TOP, WIDTH, slanted
 from .summary import finite, label, pass_s, prediction_error, ratio, slug, spent_s
-from .svg import CHARACTER_WIDTH, Frame, Labels, LinearScale, LogScale, Scale, drawing, element, group, log_domain, spread
+from .svg import CHARACTER_WIDTH, Frame, Labels, LinearScale, LogScale, Scale, drawing, element, fitted, group, log_domain, spread
 
 BAND = 0.3
 
@@ -199,11 +199,11 @@ def draw_targets(profiles: Sequence[Profile]) -> Markup | None:
         parts.append(element("circle", title, class_=f"target {colour}", cx=frame.x(at), cy=frame.y(rate), r=7.0))
         text = f"{fmt.plain(profile.target)} {fmt.flop_rate(peak)}, {fmt.byte_rate(bandwidth)}"
         parts.append(element("line", class_="leader", x1=frame.right, y1=frame.y(peak), x2=frame.right + 12, y2=text_y))
-        shown = (element("title", text), fmt.crop(text, GUTTER_CHARACTERS))
-        texts.append(element("text", *shown, class_="label", x=frame.right + 16, y=text_y + 3.5))
+        shown = (element("title", text), fitted(text, WIDTH - frame.right - LABEL_GAP))
+        texts.append(element("text", *shown, class_="label", x=frame.right + LABEL_GAP, y=text_y + 3.5))
         beside = [(frame.x(at) + 12, frame.y(rate) + 9), (frame.x(at) + 12, frame.y(rate) - 6), (frame.x(at) + 12, frame.y(rate) + 22)]
         texts.append(labels.place(fmt.plain(profile.target), beside, class_="label used"))
-    described = f"Roofline of {len(drawable)} targets with the model under each"
+    described = f"Roofline of {fmt.many(len(drawable), 'target')} with the model under each"
     axes = frame.axes("intensity: FLOP per byte", "FLOP/s", fmt.significant, fmt.count)
     return drawing(WIDTH, HEIGHT, described, axes, group(parts), group(texts, class_="roof-labels"), class_="chart roofline")
 

@@ -77,7 +77,7 @@ def draw_chips(run: Mapping[str, Any]) -> Markup:
     margin = (max(values) - min(values)) * 0.12 or 0.005
     right, bottom = WIDTH - 190.0, CHIPS_HEIGHT - 50.0
     count = len(run["accuracies"])
-    x, y = LinearScale(-0.5, max(count - 0.5, 0.5), LEFT, right), LinearScale(min(values) - margin, max(values) + margin, bottom, TOP)
+    x, y = LinearScale(-0.5, max(count - 0.5, 0.5), LEFT, right), _accuracy_scale(values, margin, bottom)
     frame = Frame(LEFT, TOP, right, bottom, _Whole(x, count), y)
     low, high = y(run["mean"] - run["std"]), y(run["mean"] + run["std"])
     band = element("rect", class_="band", x=LEFT, y=high, width=right - LEFT, height=max(low - high, 0.5))
@@ -94,6 +94,11 @@ def draw_chips(run: Mapping[str, Any]) -> Markup:
     described = f"Accuracy of {fmt.many(count, 'chip')} beside the digital network's"
     axes = frame.axes("chip", "accuracy", lambda value: f"{value:.0f}", lambda value: f"{100 * value:.4g} %")
     return drawing(WIDTH, CHIPS_HEIGHT, described, axes, band, group(lines), group(dots), class_="chart")
+
+
+def _accuracy_scale(values: Sequence[float], margin: float, bottom: float) -> LinearScale:
+    """The values with a margin, within what an accuracy can be."""
+    return LinearScale(max(min(values) - margin, 0.0), min(max(values) + margin, 1.0), bottom, TOP)
 
 
 class _Whole:
@@ -139,7 +144,7 @@ def draw_sweep(sweep: Mapping[str, Any]) -> Markup:
     right, bottom = WIDTH - 40.0, SWEEP_HEIGHT - 56.0
     accuracies = [*(row["accuracy"] for row in rows), sweep["digital"]]
     margin = (max(accuracies) - min(accuracies)) * 0.1 or 0.01
-    x, y = _scale([row[key] for row in rows], LEFT, right), LinearScale(min(accuracies) - margin, max(accuracies) + margin, bottom, TOP)
+    x, y = _scale([row[key] for row in rows], LEFT, right), _accuracy_scale(accuracies, margin, bottom)
     frame = Frame(LEFT, TOP, right, bottom, x, y)
     front = sorted((row for row in rows if row["pareto"]), key=lambda row: float(row[key]))
     line = element("polyline", class_="curve", points=" ".join(f"{x(row[key]):.1f},{y(row['accuracy']):.1f}" for row in front))

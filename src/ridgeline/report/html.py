@@ -26,6 +26,7 @@ from markupsafe import Markup
 from ..core.profile import OpRow, Profile
 from . import format as fmt
 from . import summary
+from .basis import basis_lines, fastest_s, headline, ranked
 from .charts import draw_scatter, draw_sweep, draw_targets
 from .roofline import draw_roofline
 from .svg import LogScale, log_domain
@@ -33,6 +34,7 @@ from .timeline import draw_timeline
 
 KIND_COLOURS = 8  # k0 to k7 in the style sheet; the last stands for all the rest
 HEAVIEST, LAYERS = 12, 10
+SINGLE = ("array", "adc", "host")  # bottlenecks of arrays and crossbars whose ops are not split into parts
 FILTERS = ("seconds", "size", "flop", "energy", "count", "rate", "percent", "signed_percent", "speedup", "shape", "plain", "many",
            "significant", "fixed", "crop")  # fmt: skip
 
@@ -86,20 +88,20 @@ def render_sweep_html(points: Sequence[Mapping[str, Any]], parameter: str, model
 
 def render_comparison_html(profiles: Sequence[Profile]) -> str:
     """One model on several targets, fastest first."""
-    ranked = sorted(profiles, key=lambda profile: summary.pass_s(profile) or math.inf)
-    times = [summary.pass_s(profile) for profile in ranked]
-    data = [{"target": profile.target, "total": _json_value(profile.total.to_dict())} for profile in ranked]
-    models = " and ".join(dict.fromkeys(profile.model for profile in ranked)) or "nothing"
+    ordered = ranked(profiles)
+    data = [{"target": profile.target, "total": _json_value(profile.total.to_dict()), "notes": list(profile.notes)} for profile in ordered]
+    models = " and ".join(dict.fromkeys(profile.model for profile in ordered)) or "nothing"
     return _page(
         "comparison.html",
-        title=f"{models} on {len(ranked)} targets",
+        title=f"{models} on {fmt.many(len(ordered), 'target')}",
         data={"model": models, "targets": data},
-        profiles=ranked,
+        profiles=ordered,
         model=models,
-        chart=draw_targets(ranked),
-        race=_race(ranked),
-        fastest_s=min((time for time in times if time), default=0.0),
-        slowest_s=max(times, default=0.0),
+        chart=draw_targets(ordered),
+        basis=basis_lines(ordered),
+        headline=headline(ordered),
+        race=_race(ordered),
+        fastest_s=fastest_s(ordered),
     )
 
 
@@ -163,12 +165,14 @@ def _anatomy(profile: Profile) -> dict[str, Any]:
     """The parts of the heaviest ops' times, in per cent of the longest thing drawn."""
     rows = [row for row in summary.shown_rows(profile) if summary.spent_s(row)][:HEAVIEST]
     levels = list(dict.fromkeys(level for row in rows for level in row.memory_s))
-    names = [("compute", "compute", 1.0)]
+    names = [(name, name, 1.0) for name in SINGLE] + [("compute", "compute", 1.0)]
     # Nearest level lightest: the outermost memory is the one that mostly binds.
     names += [(level, "memory", round(0.4 + 0.6 * (at + 1) / len(levels), 2)) for at, level in enumerate(levels)]
     entries, largest = [], 0.0
     for row in rows:
-        times = [row.compute_s, *(row.memory_s.get(level, 0.0) for level in levels), row.communication_s, row.overhead_s]
+        single = [row.time_s if row.bottleneck == name else 0.0 for name in SINGLE]
+        compute_s, memory_s = 0.0 if any(single) else row.compute_s, [row.memory_s.get(level, 0.0) for level in levels]
+        times = [*single, compute_s, *memory_s, row.communication_s, row.overhead_s]
         times = [summary.finite(time) for time in times]
         largest = max(largest, *times, summary.finite(row.time_s), summary.spent_s(row))
         entries.append((row, times))

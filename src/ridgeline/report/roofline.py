@@ -17,11 +17,11 @@ from markupsafe import Markup
 from ..core.profile import OpRow, Profile, Roofs
 from . import format as fmt
 from .summary import achieved_flops, finite, label, outer_intensity, slug, spent_s
-from .svg import Frame, Labels, LogScale, drawing, element, group, log_domain, spread
+from .svg import Frame, Labels, LogScale, drawing, element, fitted, group, log_domain, spread
 
 WIDTH, HEIGHT = 1080.0, 540.0
-LEFT, TOP, RIGHT, BOTTOM = 52.0, 26.0, 866.0, 490.0
-GUTTER_CHARACTERS, LINE_HEIGHT = 36, 14.0  # compute roofs are named to the right of the plot, where no op can lie
+LEFT, TOP, RIGHT, BOTTOM = 52.0, 26.0, 828.0, 490.0
+LABEL_GAP, LINE_HEIGHT = 16.0, 14.0  # compute roofs are named to the right of the plot, where no op can lie
 
 
 def draw_roofline(profile: Profile, kinds: Mapping[str, str]) -> Markup:
@@ -99,8 +99,8 @@ def _compute_roofs(roofs: Roofs, frame: Frame, dtype: str) -> tuple[list[Markup]
         lines.append(element("line", class_=f"roof compute{ours}", x1=start, y1=y, x2=frame.right, y2=y))
         lines.append(element("line", class_="leader", x1=frame.right, y1=y, x2=frame.right + 12, y2=text_y))
         text = f"{fmt.flop_rate(peak)} {_names(names, dtype)}"
-        shown = (element("title", text), fmt.crop(text, GUTTER_CHARACTERS))
-        texts.append(element("text", *shown, class_=f"label compute{ours}", x=frame.right + 16, y=text_y + 3.5))
+        shown = (element("title", text), fitted(text, WIDTH - frame.right - LABEL_GAP, bold=bool(ours)))
+        texts.append(element("text", *shown, class_=f"label compute{ours}", x=frame.right + LABEL_GAP, y=text_y + 3.5))
     return lines, texts
 
 

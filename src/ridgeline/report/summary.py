@@ -16,7 +16,17 @@ from dataclasses import dataclass
 from ..core.profile import Advice, OpRow, Profile, Share
 from .format import percent, plain, seconds, speedup
 
-BOTTLENECKS = ("compute", "memory", "communication", "overhead")
+FAMILIES = {
+    "compute": ("compute",),
+    "array": ("array",),
+    "memory": ("memory",),
+    "adc": ("adc",),
+    "waiting": ("exposed refills", "fill and drain"),
+    "communication": ("communication", "noc"),
+    "host": ("host",),
+    "overhead": ("overhead",),
+}
+"""Drawing class → the bottlenecks drawn in its colour: array and adc of a crossbar, waiting and noc of a spatial array, host of both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,17 +157,33 @@ def top_cause(profile: Profile) -> str:
 
 
 def slug(bottleneck: str) -> str:
-    """The drawing class of a bottleneck: one of BOTTLENECKS, "mixed" for `a+b`, "other" for anything else."""
+    """The drawing class of a bottleneck: a key of FAMILIES, "mixed" for `a+b`, "other" where it is not known.
+
+    A name of no family is that of a memory: spatial arrays name theirs in their files.
+    """
     if "+" in bottleneck:
         return "mixed"
-    return bottleneck if bottleneck in BOTTLENECKS else "other"
+    if bottleneck in ("", "unknown"):
+        return "other"
+    return next((family for family, names in FAMILIES.items() if bottleneck in names), "memory")
 
 
 def limiters_present(profile: Profile) -> list[tuple[str, str]]:
-    """(drawing class, name) of every bottleneck the rows show, in a fixed order, for a legend."""
-    present = {slug(row.bottleneck) for row in profile.rows if not is_view(row)}
-    names = {**{name: name for name in BOTTLENECKS}, "mixed": "two at once", "other": "not known"}
-    return [(kind, name) for kind, name in names.items() if kind in present]
+    """(drawing class, names) of every bottleneck the rows show, in a fixed order, for a legend."""
+    return limiters_named(row.bottleneck for row in profile.rows if not is_view(row))
+
+
+def limiters_of(profiles: Iterable[Profile]) -> list[tuple[str, str]]:
+    """The same for what the bars of several profiles show."""
+    return limiters_named(part.name for profile in profiles for part in by_bottleneck(profile))
+
+
+def limiters_named(bottlenecks: Iterable[str]) -> list[tuple[str, str]]:
+    present: dict[str, dict[str, None]] = defaultdict(dict)
+    for name in bottlenecks:
+        present[slug(name)][plain(name)] = None
+    words = {"mixed": "two at once", "other": "not known"}
+    return [(family, words.get(family) or ", ".join(present[family])) for family in (*FAMILIES, *words) if family in present]
 
 
 def setting_words(profile: Profile) -> list[str]:

@@ -17,6 +17,23 @@ from markupsafe import Markup, escape
 
 CHARACTER_WIDTH = 6.3  # px of an average character at the 11 px of chart labels
 
+EM = 11.0  # px, of the same labels
+NARROW, WIDE = frozenset(" .,;:'|!()[]/-fijlrt"), frozenset("mwMW@%…")
+
+
+def text_width(text: str, *, bold: bool = False) -> float:
+    """At least the px of a label in the fonts of the page: by kinds of character, since thirty of them add up to 30 px of difference."""
+    ems = sum(0.38 if c in NARROW else 1.0 if c in WIDE else 0.74 if c.isupper() else 0.63 for c in text)
+    return EM * ems * (1.06 if bold else 1.0)
+
+
+def fitted(text: str, room: float, *, bold: bool = False) -> str:
+    """As much of the start of `text` as `room` px hold, the loss marked by "…"."""
+    if text_width(text, bold=bold) <= room:
+        return text
+    kept = next((count for count in range(len(text) - 1, 0, -1) if text_width(f"{text[:count]}…", bold=bold) <= room), 0)
+    return f"{text[:kept].rstrip()}…"
+
 
 def number(value: float) -> str:
     """Two decimals at most: 0.01 px is below what a screen shows and shorter files load faster."""

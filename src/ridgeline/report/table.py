@@ -25,8 +25,10 @@ from rich.text import Text
 from ..core.profile import Profile
 from . import format as fmt
 from . import summary
+from .basis import fastest_s, ranked
 
-STYLES = {"compute": "cyan", "memory": "yellow", "communication": "magenta", "overhead": "red", "mixed": "green", "other": "default"}
+STYLES = {"compute": "cyan", "memory": "yellow", "communication": "magenta", "overhead": "red", "mixed": "green", "other": "default",
+          "array": "cyan", "adc": "blue", "waiting": "red", "host": "white"}  # fmt: skip
 BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
@@ -61,9 +63,8 @@ def render_comparison(profiles: Sequence[Profile], *, width: int | None = None, 
     if not profiles:
         return "nothing to compare\n"
     first = profiles[0]
-    console.print(_heading(f"{fmt.plain(first.model)} on {len(profiles)} targets", *summary.setting_words(first)))
-    ranked = sorted(profiles, key=lambda profile: summary.pass_s(profile) or float("inf"))
-    _print_grid(console, _comparison_columns(summary.pass_s(ranked[0])), ranked)
+    console.print(_heading(f"{fmt.plain(first.model)} on {fmt.many(len(profiles), 'target')}", *summary.setting_words(first)))
+    _print_grid(console, _comparison_columns(fastest_s(profiles)), ranked(profiles))
     console.print("  * fastest" + ("; measured where a measurement exists" if any(p.total.measured for p in profiles) else ""))
     return _text(console)
 
@@ -85,6 +86,8 @@ def render_sweep(points: Sequence[Mapping[str, Any]], parameter: str, *, width: 
         limiter = _bottleneck(now)
         if changed:
             limiter.append(f"  < was {fmt.plain(before)}", style="bold")
+        if point.get("fits") is False:
+            limiter.append("  does not fit", style="bold")
         value = point.get("value")
         shown = fmt.significant(value, 6) if isinstance(value, int | float) else fmt.plain(value)
         rate_text, roof_text = fmt.rate(point.get("throughput_per_s"), "/s"), fmt.percent(point.get("roof_fraction"))
@@ -115,7 +118,8 @@ def _totals(profile: Profile) -> Iterable[tuple[str, Text | str]]:
     limiters = ", ".join(f"{fmt.plain(part.name)} {fmt.percent(part.fraction)}" for part in summary.by_bottleneck(profile))
     yield "bottleneck", Text.assemble(_bottleneck(total.bottleneck), f" (of the time: {limiters})" if limiters else "")
     peak = f", {fmt.size(total.measured_peak_bytes)} measured beyond weights and inputs" if total.measured_peak_bytes is not None else ""
-    yield "memory", f"{fmt.size(total.peak_activation_bytes)} peak activations, {fmt.size(total.weight_bytes)} weights{peak}"
+    cache = f", {fmt.size(total.kv_cache_bytes)} KV cache" if total.kv_cache_bytes else ""
+    yield "memory", f"{fmt.size(total.peak_activation_bytes)} peak activations{cache}, {fmt.size(total.weight_bytes)} weights{peak}"
     rate, unit = summary.throughput(profile)
     yield "throughput", fmt.rate(rate, unit)
     if total.energy_j is not None:
@@ -142,15 +146,15 @@ def _op_columns(profile: Profile) -> list[Column]:
     return columns
 
 
-def _comparison_columns(fastest_s: float) -> list[Column]:
+def _comparison_columns(least_s: float) -> list[Column]:
     def mark(profile: Profile) -> str:
-        return "*" if fastest_s and summary.pass_s(profile) == fastest_s else ""
+        return "*" if least_s and summary.pass_s(profile) == least_s else ""
 
     return [
         Column("", mark, right=False),
         Column("target", lambda profile: fmt.plain(profile.target), right=False, style=lambda profile: "bold" if mark(profile) else ""),
         Column("time", lambda profile: fmt.seconds(summary.pass_s(profile) or None)),
-        Column("x fastest", lambda profile: fmt.speedup(summary.ratio(summary.pass_s(profile), fastest_s))),
+        Column("x fastest", lambda profile: fmt.speedup(summary.ratio(summary.pass_s(profile), least_s))),
         Column("limit", lambda profile: fmt.seconds(profile.total.limit_s), drop=4),
         Column("of limit", lambda profile: fmt.percent(summary.limit_fraction(profile))),
         Column("throughput", lambda profile: fmt.rate(*summary.throughput(profile)), drop=3),

@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+from ..core.checks import expect
 from ..core.errors import OptionError, TargetSpecError, unknown_name
 from ..core.spec import SpecType, parse_spec, read_toml
 from .array import SpatialArraySpec
@@ -44,6 +45,7 @@ def target_names() -> list[str]:
 
 def load_target(name: str, progress: Progress | None = None) -> Target:
     """The spec behind a name or a TOML path; `cpu` and `cuda` are calibrated on first use."""
+    expect("target", name, str, do="give a name from `ridgeline targets list`, or the path of a .toml file as text")
     if name in LOCAL_TARGETS:
         from .calibrate import calibrated
 

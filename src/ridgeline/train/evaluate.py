@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.checks import expect
 from ..core.errors import DataError, OptionError
 from ..workload.data import Data, Split, unchanged
 from .loss import IGNORE, call_model
@@ -84,6 +85,7 @@ def evaluate(
     `device`: where to run, None for where the model is; a model that had to be moved is moved back.
     """
     split, prepare = (data.test, data.prepare) if isinstance(data, Data) else (data, unchanged)
+    expect("data", split, Data, Split, do="give what load_data gives, or a Split of inputs and targets")
     rows = _rows(split, batch, limit)
     place = torch.device(device) if device is not None else device_of(model)
     models = [model] if reference is None else [model, reference]
@@ -159,6 +161,7 @@ def scoring(models: list[nn.Module], device: torch.device) -> Iterator[None]:
 
 def device_of(model: nn.Module) -> torch.device:
     """Where its first parameter or buffer is."""
+    expect("model", model, nn.Module, do="give a torch.nn.Module")
     first = next(itertools.chain(model.parameters(), model.buffers()), None)
     return first.device if first is not None else torch.device("cpu")
 

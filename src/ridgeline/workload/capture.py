@@ -14,12 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..core.checks import expect
 from ..core.dtypes import canonical
 from ..core.errors import CaptureError, NeedsWeightsError, OptionError, RidgelineError
 from .case import CaseOptions, ModelCase
 from .graph import ROLES, Workload
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 RUNNABLE = ("float64", "float32", "float16", "bfloat16")
@@ -30,7 +32,7 @@ def capture(
     inputs: Any = None,
     *,
     batch: int | None = None,
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     phase: str | None = None,
     context: int | None = None,
     name: str | None = None,
@@ -89,9 +91,11 @@ def refuse_file(model: str) -> None:
 def module_case(module: nn.Module, inputs: Any, name: str) -> ModelCase:
     """Wrap a module the user already built."""
     import torch
+    from torch import nn
 
     from .tensors import dtype_name
 
+    expect("model", module, nn.Module, do="give a torch.nn.Module, built: nn.Linear(4, 4) and not nn.Linear; or a name")
     if inputs is None:
         raise OptionError(
             "no example inputs", why="a module's work depends on its input shapes", do="pass a tensor, a tuple or a dict of keyword inputs"
@@ -145,7 +149,7 @@ def _run_instead(case: ModelCase, error: Exception) -> tuple[Any, str, tuple[str
 
 
 def _workload(case: ModelCase, recorder: Any, how: str, notes: tuple[str, ...]) -> Workload:
-    from .liveness import peak_activation_bytes
+    from .liveness import peak_activation_bytes, peak_cache_bytes
 
     inputs = recorder.input_values
     return Workload(
@@ -162,6 +166,8 @@ def _workload(case: ModelCase, recorder: Any, how: str, notes: tuple[str, ...]) 
         context=case.context,
         uncounted=tuple(recorder.uncounted),
         notes=notes,
+        stored_weights=tuple(recorder.stored_weights),
+        peak_cache_bytes=peak_cache_bytes(recorder.ops, recorder.storage_bytes, recorder.cache_values),
     )
 
 

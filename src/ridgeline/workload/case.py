@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..core.checks import whole
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -25,6 +27,11 @@ class CaseOptions:
     phase: str | None = None  # prefill or decode, for language models
     context: int | None = None  # tokens: the prompt in prefill, what the cache holds in decode
     device: str = "meta"
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "context"):
+            if (value := getattr(self, name)) is not None:
+                whole(name, value, do=f"give the {name} as a whole number, e.g. 8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,11 +54,16 @@ def is_cache(name: str) -> bool:
 def record_program(program: ExportedProgram) -> Recorder:
     """All ops of an exported program, in order."""
     recorder = Recorder()
-    kinds = {spec.arg.name: spec.kind for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs if hasattr(spec.arg, "name")}
+    stored: set[int] = set()  # tied weights are inputs of their own, of one storage
     for node in program.graph.nodes:
         value = node.meta.get("val")
         if node.op == "placeholder" and isinstance(value, torch.Tensor):
-            recorder.bind_input(value, input_role(node.name, kinds.get(node.name)))
+            spec = specs.get(node.name)
+            weight = program.state_dict.get(spec.target) if spec and spec.target else None
+            storage = weight.untyped_storage()._cdata if weight is not None else None
+            recorder.bind_input(value, input_role(node.name, spec.kind if spec else None), tied=storage in stored)
+            stored |= {storage} if storage is not None else set()
     _walk(program.graph_module, recorder, {})
     return recorder
 

@@ -20,6 +20,7 @@ from ..core.errors import ModelFileError, nearest
 
 MOST_BYTES = 2**20
 MOST_LAYERS = 10_000
+SIZES = frozenset({"hidden_size", "num_attention_heads", "num_key_value_heads", "d_model", "n_embd", "n_head", "n_heads", "num_heads"})
 # What a config may say about how it is run: names of kernels to fetch among them, so it is not asked.
 RUN_KEYS = frozenset({
     "attn_implementation", "_attn_implementation", "_attn_implementation_internal",
@@ -54,6 +55,8 @@ def _check_items(file: Path, data: dict[str, Any]) -> None:
                 why="it names Python code of its own (auto_map), which would be run",
                 do="read that code, and if you trust it give file.py:factory that builds the model",
             )
+        if key in SIZES and isinstance(value, int) and value < 1:
+            raise ModelFileError(f"{key} = {value} in {file}", why="a whole number above 0", do="correct config.json")
         if re.search("layer|depth|block", key) and isinstance(value, int) and value > MOST_LAYERS:
             raise ModelFileError(f"{key} = {value} in {file}", why=f"at most {MOST_LAYERS} layers are built", do="correct config.json")
 

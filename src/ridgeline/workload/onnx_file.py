@@ -18,7 +18,7 @@ from ..core.dtypes import FLOATING, bytes_of
 from ..core.errors import MissingExtraError, ModelFileError, OptionError, RidgelineError
 from .case import CaseOptions
 from .graph import Workload
-from .liveness import peak_activation_bytes
+from .liveness import peak_activation_bytes, peak_cache_bytes
 from .onnx_shapes import fix_inputs, strip_data
 from .onnx_walk import Walk
 from .tensors import TensorInfo
@@ -162,6 +162,8 @@ def _workload(name: str, batch: int, notes: list[str], walk: Walk) -> Workload:
         output_bytes=sum(bytes_of(walk.infos[o].numel, walk.infos[o].dtype) for o in walk.outputs if o in walk.infos),
         uncounted=tuple(walk.uncounted),
         notes=tuple(notes),
+        stored_weights=tuple(weight.operand(weight.numel) for weight in walk.weights),
+        peak_cache_bytes=peak_cache_bytes(walk.ops, walk.storage_bytes, [i.value for i in walk.inputs if i.role == "kv_cache"]),
     )
 
 

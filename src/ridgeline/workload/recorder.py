@@ -19,7 +19,7 @@ from ..core.dtypes import BITS, FLOATING
 from .formulas import Call, Cost, cost_of
 from .graph import Op, Operand, Role, Uncounted
 from .operators import IDENTITIES
-from .tensors import TensorInfo, describe
+from .tensors import TensorInfo, describe, dtype_name
 
 CACHE_KEEPERS = frozenset(
     {"cat", "index_copy", "slice_scatter", "index_put", "repeat_interleave", "repeat", "clone", "contiguous", "reshape"}
@@ -35,6 +35,8 @@ class Recorder:
         self.storage_bytes: dict[str, int] = {}
         self.roles: dict[str, Role] = {}
         self.input_values: list[str] = []
+        self.cache_values: list[str] = []
+        self.stored_weights: list[Operand] = []
         self._values: dict[int, tuple[str, StorageWeakRef]] = {}
         self._count = 0
         self._attention_values: set[str] = set()
@@ -47,14 +49,20 @@ class Recorder:
             value = f"v{self._count}"
             self.storage_bytes[value] = storage.nbytes()
             self.roles[value] = role
+            if role == "weights" and self._known(tensor) is None:
+                self.stored_weights.append(_whole(tensor, value))
         self._values[storage._cdata] = (value, StorageWeakRef(storage))
         return describe(tensor, value, self.roles[value])
 
-    def bind_input(self, tensor: torch.Tensor, role: Role) -> None:
-        """An input of the whole pass; activations among them are alive from the start."""
+    def bind_input(self, tensor: torch.Tensor, role: Role, tied: bool = False) -> None:
+        """An input of the pass: activations live from its start, caches throughout; a `tied` weight is stored under another name."""
         value = self.bind(tensor, role).value
+        if tied and self.stored_weights[-1:] and self.stored_weights[-1].value == value:
+            self.stored_weights.pop()
         if role == "activations":
             self.input_values.append(value)
+        elif role == "kv_cache":
+            self.cache_values.append(value)
 
     def info(self, tensor: torch.Tensor) -> TensorInfo:
         """The TensorInfo of a tensor seen before; one never seen (a constant) is a weight."""
@@ -126,6 +134,13 @@ class Recorder:
             if elements:
                 operands.append(tensor.operand(elements))
         return tuple(operands)
+
+
+def _whole(tensor: torch.Tensor, value: str) -> Operand:
+    """All that the storage behind a weight holds."""
+    dtype = dtype_name(tensor.dtype)
+    elements = tensor.untyped_storage().nbytes() * 8 // BITS[dtype]
+    return Operand(value, "weights", (elements,), dtype, elements)
 
 
 def base_name(operator: Any) -> str:

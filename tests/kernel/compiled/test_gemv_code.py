@@ -18,7 +18,9 @@ from tests.kernel.sass import Code, compiled
 N = 14336
 
 
-def code_of(bits: int, k: int, chosen: Config, gated: bool, early: bool, m: int = 1, norm: bool = False) -> tuple[Code, int]:
+def code_of(
+    bits: int, k: int, chosen: Config, gated: bool, early: bool, m: int = 1, norm: bool = False, prompt: bool | None = None
+) -> tuple[Code, int]:
     """Code, and weights a thread has of a tile."""
     bn, wide, warps, _ = gemv_shape(bits, N, k, chosen, 132, gated)
     signature = {
@@ -31,7 +33,8 @@ def code_of(bits: int, k: int, chosen: Config, gated: bool, early: bool, m: int 
         "eps": "fp32",
     }
     constants = {"bias_ptr": None, "residual_ptr": None, "BN": bn, "BW": wide, "GATED": gated, "EVEN": k * bits // 32 == wide,
-                 "CACHED": False, "AHEAD": bool(chosen["ahead"]), "EARLY": early, "PROMPT": early, "EMULATED": False}  # fmt: skip
+                 "CACHED": False, "AHEAD": bool(chosen["ahead"]), "EARLY": early, "EMULATED": False,
+                 "PROMPT": early if prompt is None else prompt}  # fmt: skip
     if norm:
         signature["gain_ptr"] = "*bf16"
     else:
@@ -109,3 +112,11 @@ def attention_code(kernel: Any, constants: dict[str, Any], named: dict[str, str]
     names = [name for name in kernel.arg_names if name not in constants]
     signature = {name: named.get(name, "*bf16" if name.endswith("_ptr") else "i32") for name in names}
     return compiled(kernel, signature, constants, num_warps=warps, num_stages=stages, aligned=tuple(name for name in names if "_" in name))
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_nothing_is_read_before_the_wait_where_weights_may_change(bits: int) -> None:
+    """Started while the kernel before still writes, but outside weights_are_still()."""
+    code, _ = code_of(bits, 4096, CANDIDATES[bits][0], gated=False, early=False, norm=True, prompt=True)
+    wait = code.text.find("ACQBULK")
+    assert wait >= 0 and "LDG" not in code.text[:wait] and "LDG" in code.text[wait:]

@@ -156,3 +156,51 @@ def test_more_than_two_to_the_31_elements() -> None:
     x[-1] = 5
     out = activation.relu(x)
     assert int(out[-1]) == 5 and int(out[2**31 - 2 : -1].abs().max()) == 0
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_out_one_place_further_on_over_several_programs(name: str, device: str) -> None:
+    """What one program writes is what the next one would read."""
+    line = torch.randn(2100, device=device)
+    expected = OURS[name](line[:-1].clone())
+    OURS[name](line[:-1], out=line[1:])
+    assert torch.equal(line[1:], expected)
+
+
+def test_relu_of_large_whole_numbers_is_exact(device: str) -> None:
+    """More digits than a float32 has; a uint8 has no sign."""
+    for dtype, numbers in ((torch.int32, (2**24 + 1, -(2**31), 2**31 - 1)), (torch.int64, (2**40 + 1, -(2**63), 2**63 - 1)),
+                           (torch.uint8, (0, 127, 255)), (torch.int16, (32767, -32768, 3))):  # fmt: skip
+        x = torch.tensor(numbers, device=device, dtype=dtype)
+        assert torch.equal(activation.relu(x), x.clamp(min=0))
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.float16])
+def test_whole_numbers_become_the_default_dtype(default: torch.dtype, device: str) -> None:
+    x = torch.tensor([-3, 0, 1, 2], device=device)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        for name in ("sigmoid", "tanh"):
+            ours = OURS[name](x)
+            assert ours.dtype is default and torch.allclose(ours.double(), PLAIN[name](x.double()), atol=torch.finfo(default).eps)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_the_slope_of_relu_at_zero_is_zero(device: str) -> None:
+    x = torch.tensor([-1.0, -0.0, 0.0, 1.0], device=device, requires_grad=True)
+    activation.relu(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gelu_of_half_types_far_below_zero(dtype: torch.dtype, device: str) -> None:
+    """Down to where nothing is left; its slope too. The largest results say nothing of these."""
+    x = torch.linspace(-14.0, -4.0, 501, device=device).to(dtype).requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    (exact := wide * torch.special.ndtr(wide)).sum().backward()
+    (ours := activation.gelu(x)).sum().backward()
+    assert x.grad is not None and wide.grad is not None
+    for mine, true in ((ours.detach(), exact.detach()), (x.grad, wide.grad)):
+        assert torch.allclose(mine.double(), true, rtol=4 * torch.finfo(dtype).eps, atol=2.0**-24)

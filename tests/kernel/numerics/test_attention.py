@@ -12,7 +12,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ridgeline.core.errors import OptionError
 from ridgeline.kernel import replace, tuning
-from ridgeline.kernel.attention import attention, attention_backward_op, attention_op, flash_attention, scaled_dot_product_attention
+from ridgeline.kernel.attention import (
+    FAR,
+    _like,
+    _ready,
+    attention,
+    attention_backward_op,
+    attention_op,
+    flash_attention,
+    scaled_dot_product_attention,
+)
 from tests.kernel.support import FLOATS, check
 
 SHAPES = (  # B, H, Hkv, T, S, D, causal
@@ -246,3 +255,20 @@ def test_beyond_32_bit_offsets() -> None:
     query.normal_()
     key, value = torch.randn_like(query).contiguous(), torch.randn_like(query).contiguous()
     _compared(tuple(tensor.detach().requires_grad_() for tensor in (query, key, value)), True)
+
+
+def test_stand_in_leaves_autocast_to_torch(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which multiplies in the half type, and gives one."""
+    monkeypatch.setattr(replace, "_everywhere", True)
+    x = torch.randn(1, 2, 8, 16, device=device)
+    assert scaled_dot_product_attention(x, x, x) is not NotImplemented
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert scaled_dot_product_attention(x, x, x) is NotImplemented
+
+
+def test_rows_too_far_apart_for_32_bits_are_copied() -> None:
+    """Of tensors without memory: one more than 2^22 - 1 elements from row to row, and tiles of 256 rows would leave 32 bits."""
+    for far in (FAR - 16, FAR):
+        x = torch.empty(1, 8, far // 16, 16, device="meta").transpose(1, 2)  # 16 apart in a row of heads: `far` from token to token
+        for kept in (_ready(x), _like(x)):
+            assert kept.shape == x.shape and (kept.stride() == x.stride()) is (far < FAR) and kept.stride(2) < FAR

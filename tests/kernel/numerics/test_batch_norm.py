@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,14 +12,14 @@ from torch import nn
 
 from ridgeline.core.errors import OptionError
 from ridgeline.kernel import batch_norm as module
-from ridgeline.kernel import replace
+from ridgeline.kernel import replace, tuning
 from ridgeline.kernel.batch_norm import ACTIVATIONS, batch_norm, batch_norm_backward_op, batch_norm_op
 from ridgeline.kernel.tuning import forced
 from ridgeline.kernel.use import use_kernels
 from ridgeline.workload.models.normed import normed
 from tests.kernel.support import FLOATS, check
 
-SHAPES = [(37, 24), (3, 20, 5, 7), (2, 70, 3, 3), (2, 3, 11), (9, 1)]
+SHAPES = [(37, 24), (3, 20, 5, 7), (2, 70, 3, 3), (2, 3, 11), (10, 2)]
 SMALL = {"TILE": 256, "BLOCK": 16, "PER_THREAD": 8, "STAGES": 1, "WARPS": 3}
 
 
@@ -26,8 +27,16 @@ SMALL = {"TILE": 256, "BLOCK": 16, "PER_THREAD": 8, "STAGES": 1, "WARPS": 3}
 def small_tiles(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the interpreter can afford still has several programs, of several tiles each, the last one not full."""
     if device == "cpu":
-        monkeypatch.setattr(module, "_USUAL", SMALL)
+        monkeypatch.setattr(module, "_plan", partial(planned_with, module._plan, SMALL))
         monkeypatch.setattr(module, "_plans", {})
+
+
+def planned_with(plan: Any, config: Any, op: str, *args: Any) -> Any:
+    """A plan made with this configuration, whatever others were made with before."""
+    if op in tuning._forced:
+        return plan(op, *args)
+    with forced(op, config):
+        return plan(op, *args)
 
 
 def test_tiles(device: str) -> None:
@@ -123,8 +132,11 @@ def test_float32_parameters_of_half_values(device: str) -> None:
         check(one, two, right)
 
 
-def test_mean_far_from_zero(device: str) -> None:
-    """Squares about a value of the channel's own: no cancellation, also where one value is far from all others, wherever it stands."""
+@pytest.mark.parametrize("tiles", ["small", "usual"])
+def test_mean_far_from_zero(device: str, tiles: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Squares about a mean of the channel's own: no cancellation, also where one value is far from all others, wherever it stands."""
+    if tiles == "usual":
+        monkeypatch.setattr(module, "_plan", partial(planned_with, module._plan, module.SPACE[4]))
     torch.manual_seed(2)
     far = torch.randn(500, 3, device=device) + 4096
     first, late = torch.randn(500, 3, device=device), torch.randn(500, 3, device=device)

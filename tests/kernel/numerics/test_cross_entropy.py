@@ -305,3 +305,20 @@ def test_more_than_2_to_the_31_elements() -> None:
     exact = F.cross_entropy(logits[last].double(), target[last], reduction="none")
     torch.testing.assert_close(ours[last].double(), exact, rtol=4e-3, atol=0)
     assert torch.equal(gradient[last].abs().argmax(1), target[last])
+
+
+def test_narrow_targets(device: str) -> None:
+    """Compared in their own dtype, -100 would be the class 156 of a uint8, and 300 classes 44 of an int8."""
+    logits = torch.randn(5, 300, device=device, requires_grad=True)
+    for dtype, classes in ((torch.uint8, (0, 156, 2, 255, 4)), (torch.int8, (0, -100, 2, 127, 4)), (torch.int16, (0, -100, 299, 1, 4))):
+        target = torch.tensor(classes, device=device, dtype=dtype)
+        exact = F.cross_entropy(logits, target.long())
+        slope = torch.autograd.grad(exact, logits)[0]
+        ours = cross_entropy(logits, target)
+        torch.testing.assert_close(ours, exact)
+        torch.testing.assert_close(torch.autograd.grad(ours, logits)[0], slope)
+        known = OPERATORS["cross_entropy"].reference(logits.detach(), target, -100, 0.0, MEAN, False)
+        torch.testing.assert_close(known[0], exact.detach())
+        one = torch.ones((), device=device)
+        found = OPERATORS["cross_entropy_backward"].reference(one, logits.detach(), target, known[1], -100, 0.0, MEAN)
+        torch.testing.assert_close(found, slope)

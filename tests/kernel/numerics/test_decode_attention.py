@@ -75,7 +75,7 @@ def compared(inputs: list[torch.Tensor], window: int | None = None) -> None:
 @pytest.fixture(params=["a program a head", "shares"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both kernels on the same small inputs."""
-    monkeypatch.setattr(implementation, "SHORT", 512 if request.param == "a program a head" else 0)
+    monkeypatch.setattr(implementation, "_short", lambda *sizes: request.param == "a program a head")
 
 
 @pytest.mark.usefixtures("way")
@@ -87,7 +87,8 @@ def test_values(dtype: torch.dtype, width: int, heads: int, shared: int, device:
 
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 20])
-def test_windows_and_int8_of_a_head(int8: bool, window: int | None, device: str) -> None:
+def test_windows_and_int8_of_a_head(int8: bool, window: int | None, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implementation, "_short", lambda *sizes: True)  # the interpreter has too few processors for it
     compared(made(torch.float32, device, int8), window)
     compared(made(torch.float16, device, int8, page=32), window)
 
@@ -96,7 +97,7 @@ def test_windows_and_int8_of_a_head(int8: bool, window: int | None, device: str)
 @pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 20])
 def test_shares_windows_and_int8(waves: int, int8: bool, window: int | None, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(implementation, "SHORT", 0)
+    monkeypatch.setattr(implementation, "_short", lambda *sizes: False)
     op = "paged_attention_int8" if int8 else "paged_attention"
     with tuning.forced(op, {"block_n": 16, "warps": 4, "stages": 2, "waves": waves}):
         compared(made(torch.float32, device, int8), window)
@@ -124,6 +125,11 @@ def test_reference_is_rotation_write_and_attention(device: str) -> None:
     torch.testing.assert_close(seen_keys[36, ::2], turn(qkv[0, 4:6]))
     weights = (torch.einsum("hd,thd->ht", turn(qkv[0, :4]), seen_keys) * 0.3).softmax(-1)
     torch.testing.assert_close(out[0], torch.einsum("ht,thd->hd", weights, seen_values))
+
+
+def test_few_heads_and_few_tokens_have_a_program_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implementation, "processors", lambda device: 4)
+    assert implementation._short(8, 512, 0) and not implementation._short(9, 512, 0) and not implementation._short(8, 513, 0)
 
 
 def test_opcheck_and_refusals(device: str) -> None:
@@ -182,3 +188,57 @@ def test_large_and_again_in_a_graph(context: int, pages: int, batch: int, int8: 
 def turned(x: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
     first, second = x.chunk(2, -1)
     return x * angle.cos()[:, None] + torch.cat((-second, first), -1) * angle.sin()[:, None]
+
+
+@pytest.mark.usefixtures("way")
+def test_lengths_beyond_the_table_stop_at_its_end(device: str) -> None:
+    """And do not go on in the table of the next sequence."""
+    inputs, same = made(torch.float32, device), made(torch.float32, device)
+    inputs[7][2] += 20  # of 64, as many as its table has
+    assert torch.equal(decode_attention(*inputs)[2], decode_attention(*same)[2])
+
+
+@pytest.mark.usefixtures("way")
+def test_keys_and_values_of_zero_in_int8(device: str) -> None:
+    """Their scale is zero, which nothing may be divided by: the numbers stored are zeros, not nan cut off to the largest there is."""
+    inputs = made(torch.float32, device, int8=True)
+    inputs[0][:, 4:] = 0
+    out = decode_attention(*inputs[:9], None, None, *inputs[9:])
+    assert out.isfinite().all()
+    slots = inputs[3][:3]
+    for cache, scale in zip(inputs[4:6], inputs[9:], strict=True):
+        assert not cache[slots // 16, slots % 16].any() and not scale[slots // 16, slots % 16].any()
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_windows_over_several_shares(int8: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first share starts inside a tile; where a sequence is shorter than the window, at its start."""
+    torch.manual_seed(1)
+    monkeypatch.setattr(implementation, "_short", lambda *sizes: False)
+    lengths = torch.tensor((128, 103, 40), dtype=torch.int32, device=device)
+    table = torch.randperm(24, device=device).int().view(3, 8)
+    last = (lengths - 1).long()
+    slots = table.gather(1, (last // 16)[:, None])[:, 0].long() * 16 + last % 16
+    caches = [torch.randint(-127, 128, (24, 16, 1, 16), device=device) / (1 if int8 else 64) for _ in range(2)]
+    caches = [cache.to(torch.int8 if int8 else torch.float32) for cache in caches]
+    scales = [torch.rand(24, 16, 1, device=device).half() / 64 for _ in range(2)] if int8 else []
+    angle = torch.randn(3, 8, device=device).repeat(1, 2)
+    tickets = torch.zeros(3, dtype=torch.int32, device=device)
+    inputs = [torch.randn(3, 4, 16, device=device), angle.cos(), angle.sin(), slots, *caches, table, lengths, tickets, *scales]
+    plain = _reference(*[x.clone() for x in inputs[:9]], 0.3, 70, *([x.clone() for x in scales] or [None, None]))
+    with tuning.forced("paged_attention_int8" if int8 else "paged_attention", {"block_n": 16, "warps": 4, "stages": 2, "waves": 8}):
+        ours = decode_attention(*inputs[:9], 0.3, 70, *scales)
+    torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-5)
+    assert not tickets.any()
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_the_reference_too_lets_a_token_without_a_place_see_itself(int8: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(implementation, "_short", lambda *sizes: False)
+    inputs = made(torch.float32, device, int8)
+    apart = [x.clone() for x in inputs]
+    ours = decode_attention(*inputs[:9], None, None, *inputs[9:])
+    plain = _reference(*apart[:9], inputs[0].shape[2] ** -0.5, 0, *(apart[9:] or [None, None]))
+    torch.testing.assert_close(ours[3], plain[3])
+    for place in (4, 5):
+        torch.testing.assert_close(inputs[place].float(), apart[place].float(), equal_nan=True, rtol=1e-4, atol=1 if int8 else 1e-5)

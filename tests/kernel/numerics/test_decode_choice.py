@@ -76,3 +76,12 @@ def test_opcheck_and_refusals(device: str) -> None:
             decode_choice(logits, **{**buffers(2, 3, device), name: wrong.to(device)})
     with pytest.raises(OptionError):
         decode_choice(logits.long(), **buffers(2, 3, device))
+
+
+def test_no_sequence_at_all(device: str) -> None:
+    given = buffers(0, 3, device, more=2)
+    before = {name: x.clone() for name, x in given.items()}
+    for dtype in (torch.float32, torch.float16):
+        out = decode_choice(torch.zeros(0, 11, device=device, dtype=dtype), **given)
+        assert out.shape == (0, 11) and out.dtype == torch.float32
+    assert all(torch.equal(x, before[name]) for name, x in given.items())

@@ -33,3 +33,14 @@ def test_opcheck_and_refusals(device: str) -> None:
     for wrong in ((positions[:1], table, frequency, 16), (positions.int(), table, frequency, 16), (positions, table, frequency, 0)):
         with pytest.raises(OptionError):
             decode_places(*wrong)
+
+
+def test_positions_before_the_first_and_a_strided_table(device: str) -> None:
+    """What lies before the first has no place; a table may be a column of another tensor."""
+    table = torch.randperm(32, device=device).int().view(8, 4)
+    positions = torch.tensor([-1, -15, -16, -17, -64, -100, 17, 63], device=device)
+    strided = torch.stack((table, table + 100), 2)[..., 0]
+    assert not strided.is_contiguous()
+    frequency = torch.ones(16, device=device)
+    slots = decode_places(positions, strided, frequency, 16)[0]
+    assert slots.tolist() == [-1] * 6 + [int(table[6, 1]) * 16 + 1, int(table[7, 3]) * 16 + 15]

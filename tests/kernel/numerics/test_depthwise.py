@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,3 +81,47 @@ def test_start_places_and_ways() -> None:
     assert start_places((0, 0, 2), 3) == [0, 2, 2, 3]
     assert chosen_way(torch.zeros(1, dtype=torch.float64), "triton") == "torch"
     assert chosen_way(torch.zeros(1), "torch") == "torch"
+
+
+def test_no_gradient_where_the_input_is_exactly_zero(device: str) -> None:
+    """As behind another ReLU: half of all inputs."""
+    bank = make_bank([(0, 1)], 2, 1, device=device)
+    x, weight = torch.randn(2, 2, 5, 4, device=device).relu(), torch.randn(2, 1, 3, 3, device=device)
+    grad = torch.randn_like(x)
+    ours = bank_grad_input(grad, x, [weight], bank, "triton")
+    assert not ours[x == 0].any() and ours[x > 0].all()
+    torch.testing.assert_close(ours, results("plain", x, [weight], grad, bank)[1])
+
+
+def test_branches_that_are_off_send_nothing_back(device: str) -> None:
+    """Nothing of theirs is read, of one kernel size or the other: nan would show."""
+    bank = make_bank([(0, 0, 1), (0, 1)], 2, 1, device=device)
+    on = (torch.tensor([1.0, 0.0, 1.0], device=device), torch.tensor([0.0, 1.0], device=device))
+    x = torch.randn(2, 2, 5, 4, device=device)
+    weights = [torch.randn(3, 1, 3, 3, device=device), torch.randn(2, 1, 5, 5, device=device)]
+    grad = torch.randn(2, 5, 5, 4, device=device)
+    few = make_bank([(0, 1), (1,)], 2, 1, device=device)
+    kept = torch.cat(on) != 0
+    expected = results("plain", x, [weight[one != 0] for weight, one in zip(weights, on, strict=True)], grad[:, kept], few)
+    grad[:, ~kept] = float("nan")
+    for weight, one in zip(weights, on, strict=True):
+        weight[one == 0] = float("nan")
+    out, grad_input, *grad_weights = results("triton", x, weights, grad, replace(bank, on=on))
+    torch.testing.assert_close(out[:, kept], expected[0])
+    torch.testing.assert_close(grad_input, expected[1], rtol=1e-4, atol=1e-5)
+    assert not out[:, ~kept].any()
+    for ours, true, one in zip(grad_weights, expected[2:], on, strict=True):
+        torch.testing.assert_close(ours[one != 0], true, rtol=1e-4, atol=1e-4)
+        assert not ours[one == 0].any()
+
+
+def test_without_relu(device: str) -> None:
+    """As of inputs that need none: negative ones count, and get gradients."""
+    bank = replace(make_bank([(0, 1)], 2, 1, device=device), relu=False)
+    x, weight, grad = torch.randn(2, 2, 5, 4, device=device), torch.randn(2, 1, 3, 3, device=device), torch.randn(2, 2, 5, 4, device=device)
+    leaves = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    out = functional.conv2d(*leaves, padding=1, groups=2)
+    out.backward(grad)
+    for way in ("triton", "torch"):
+        for ours, true in zip(results(way, x, [weight], grad, bank), (out, *(leaf.grad for leaf in leaves)), strict=True):
+            torch.testing.assert_close(ours, true.detach(), rtol=1e-4, atol=1e-5)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from ridgeline.core.errors import OptionError
+from ridgeline.kernel import gemv_kernels
 from ridgeline.kernel.gemv import gemv, gemv_int4, gemv_int8, gemv_swiglu, weights_are_still
 from ridgeline.kernel.gemv_kernels import CANDIDATES, _starts, gemv_shape
 from ridgeline.kernel.tuning import forced
@@ -215,3 +216,63 @@ def test_a_chain_of_overlapping_kernels_waits_for_each_link(bits: int) -> None:
         out.zero_()
         graph.replay()
         assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_a_plan_belongs_to_one_eps(bits: int, device: str) -> None:
+    """Two norms of one shape, small x: with the other's eps the result would be many times as large."""
+    x, weight = (0.01 * torch.randn(1, 256, device=device)).bfloat16(), torch.randn(4, 256, device=device).bfloat16()
+    gain = torch.ones(256, device=device).bfloat16()
+    operator, held, exact = stored(bits, weight)
+    for eps in (1e-6, 1e-2):
+        ours = operator(x, *held, None, None, False, gain, eps)
+        wide = F.linear(F.rms_norm(x.double(), (256,), None, eps), exact)
+        torch.testing.assert_close(ours.double(), wide, rtol=3e-2, atol=3e-2 * float(wide.abs().max()))
+
+
+def test_a_plan_of_int4_belongs_to_one_group_size(device: str) -> None:
+    x, weight = torch.randn(1, 256, device=device).bfloat16(), torch.randn(4, 256, device=device).bfloat16()
+    weight[:, 128:] *= 16  # scales that differ by group
+    for group in (128, 256, 128):
+        packed, scale = quantize_int4(weight, group)
+        wide = dequantize_int4(packed, scale, group, 256, None, torch.float64)
+        check(gemv_int4(x, packed, scale, group), F.linear(x, wide.bfloat16()), x.double() @ wide.t())
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_a_plan_is_kept_for_weights_that_are_still_and_another_for_others(bits: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only inside weights_are_still() may weights be read before the wait, whatever was launched first."""
+    kept: dict[Any, Any] = {}
+    monkeypatch.setattr(gemv_kernels, "_plans", kept)
+    x, weight = torch.randn(1, 128, device=device).bfloat16(), torch.randn(4, 128, device=device).bfloat16()
+    operator, held, _ = stored(bits, weight)
+    with forced(f"gemv_{bits}", {**CANDIDATES[bits][0], "early": 1}):
+        with weights_are_still():
+            early = operator(x, *held)
+        assert [plan.constants["EARLY"] for plan in kept.values()] == [True]
+        assert torch.equal(operator(x, *held), early)
+    assert [plan.constants["EARLY"] for plan in kept.values()] == [True, False]
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_a_strided_gain_is_read_by_its_strides(bits: int, device: str) -> None:
+    x, weight = torch.randn(1, 256, device=device).bfloat16(), torch.randn(8, 256, device=device).bfloat16()
+    gain = (torch.randn(512, device=device) + 1).bfloat16()[::2]
+    operator, held, exact = stored(bits, weight)
+    ours = operator(x, *held, None, None, False, gain, EPS)
+    check(ours, formula(x, exact.bfloat16(), None, None, False, gain), formula(x.double(), exact, None, None, False, gain.double()))
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_strided_scales_and_biases_are_read_by_their_strides(bits: int, device: str) -> None:
+    x, weight = torch.randn(1, 256, device=device).bfloat16(), torch.randn(8, 256, device=device).bfloat16()
+    operator, (held, *rest), _ = stored(bits, weight)
+    bias = torch.randn(16, device=device).bfloat16()[::2]
+    apart = [torch.stack((t, 100 * t), -1)[..., 0] if isinstance(t, torch.Tensor) else t for t in rest]
+    assert not any(isinstance(t, torch.Tensor) and t.is_contiguous() for t in apart)
+    for given in (apart, rest):
+        ours = operator(x, held, *given, bias)
+        assert torch.equal(ours, operator(x, held, *rest, bias.contiguous()))
+    if bits == 8:
+        same = rest[0][:1].expand(8)
+        assert torch.equal(operator(x, held, same), operator(x, held, same.contiguous()))

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses import FakeTensorMode
 
 from ridgeline.core.errors import OptionError
 from ridgeline.kernel import layer_norm as module
 from ridgeline.kernel import replace
+from ridgeline.kernel import rms_norm as rms
 from ridgeline.kernel.layer_norm import layer_norm, layer_norm_backward_op, layer_norm_op
 from ridgeline.kernel.tuning import forced
 from tests.kernel.support import FLOATS, check, layouts
@@ -213,3 +215,40 @@ def test_more_than_two_to_the_31_elements() -> None:
     x = torch.empty(2**31 // 4096 + 8, 4096, device="cuda", dtype=torch.bfloat16).normal_()
     out = layer_norm(x, (4096,))
     assert torch.equal(out[-4:], layer_norm(x[-4:].clone(), (4096,)))
+
+
+def test_a_plan_belongs_to_one_dtype(device: str) -> None:
+    """float64 after float32 of the same shape is still computed in float64, forward and backward."""
+    tensors = [torch.randn(size, device=device, dtype=torch.float64) for size in ((5, 37), (37,), (37,))]
+    g = torch.randn(5, 37, device=device, dtype=torch.float64)
+    exact = [F.layer_norm(tensors[0], (37,), *tensors[1:]), *gradients(lambda x, w, b: F.layer_norm(x, (37,), w, b), g, *tensors)]
+    for dtype, most in ((torch.float32, 1e-4), (torch.float64, 1e-12)):
+        cast = [t.to(dtype) for t in tensors]
+        found = [layer_norm(cast[0], (37,), *cast[1:]), *gradients(lambda x, w, b: layer_norm(x, (37,), w, b), g.to(dtype), *cast)]
+        for mine, true in zip(found, exact, strict=True):
+            assert mine.dtype == dtype and float((mine.double() - true).abs().max()) < most
+
+
+def test_the_reference_lays_out_its_result_as_the_kernel_does(device: str) -> None:
+    x = torch.randn(5, 3, device=device).t()
+    for reference, fake, extra in ((module._reference, module._fake, (None,)), (rms._reference, rms._fake, ())):
+        ours, expected = reference(x, None, *extra, 5, 1e-5)[0], fake(x, None, *extra, 5, 1e-5)[0]
+        assert ours.stride() == expected.stride() == (5, 1)
+
+
+def test_parameters_on_another_device() -> None:
+    """A GPU's tensors without a GPU: shapes that know their device."""
+    with FakeTensorMode():
+        x, weight = torch.empty(4, 8, device="cuda"), torch.empty(8, device="cuda")
+        away = torch.empty(8)
+    with replace.everywhere():
+        assert module.replaceable("layer_norm", x, (8,), weight, weight) and module.replaceable("rms_norm", x, (8,), weight)
+        for wrong in ((away, None), (weight, away)):
+            assert not module.replaceable("layer_norm", x, (8,), *wrong)
+            with pytest.raises(OptionError, match="on cpu"):
+                layer_norm(x, (8,), *wrong)
+        assert not module.replaceable("rms_norm", x, (8,), away)
+    with pytest.raises(OptionError, match="on cpu"):
+        rms.rms_norm(x, away)
+    with pytest.raises(OptionError, match="on cpu"):
+        rms.add_rms_norm(x, away.expand(4, 8), weight)

@@ -243,3 +243,34 @@ def test_real_vocabulary_and_memory(rows: int) -> None:
         check(outcomes[0][2], outcomes[1][2], exact[2])
     if rows == 40000:
         assert peaks[0] * 3 < peaks[2]  # bfloat16 throughout, as most would write it
+
+
+def test_many_chunks_add_up_in_float32(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 chunks all alike: 32 times the gradient of one, which a bfloat16 holds as well, but not the sums on the way."""
+    hidden, weight = torch.ones(32, 8, device=device).bfloat16(), torch.zeros(3, 8, device=device).bfloat16()
+    target = torch.zeros(32, dtype=torch.int64, device=device)
+    monkeypatch.setattr(module, "BUFFER_BYTES", weight.shape[0] * 2)
+    assert rows_a_chunk(32, 3, 2) == 1
+    one, all_ = (
+        torch.ops.ridgeline.linear_cross_entropy(hidden[:n], weight, target[:n], None, -100, 0.0, False, False, [False, True, False])[2]
+        for n in (1, 32)
+    )
+    assert torch.equal(all_, 32 * one) and bool((one != 0).all())
+
+
+def test_narrow_targets(device: str) -> None:
+    """Compared in its own dtype, -100 would be the class 156 of a uint8."""
+    hidden, weight = torch.randn(4, 8, device=device, requires_grad=True), torch.randn(300, 8, device=device)
+    target = torch.tensor([0, 156, 2, 255], device=device, dtype=torch.uint8)
+    ours, exact = linear_cross_entropy(hidden, weight, target), F.cross_entropy(F.linear(hidden, weight), target.long())
+    torch.testing.assert_close(ours, exact)
+    torch.testing.assert_close(torch.autograd.grad(ours, hidden)[0], torch.autograd.grad(exact, hidden)[0])
+
+
+def test_a_loss_divided_in_place(device: str) -> None:
+    hidden, weight = torch.randn(4, 8, device=device, requires_grad=True), torch.randn(9, 8, device=device)
+    loss = linear_cross_entropy(hidden, weight, torch.arange(4, device=device))
+    loss /= 2
+    loss.backward()
+    exact = torch.autograd.grad(F.cross_entropy(F.linear(hidden, weight), torch.arange(4, device=device)) / 2, hidden)[0]
+    torch.testing.assert_close(hidden.grad, exact)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from ridgeline.core.errors import RidgelineError
 from ridgeline.kernel import replace
-from ridgeline.kernel.matmul import int8_matmul, linear, matmul
+from ridgeline.kernel.library import OPERATORS
+from ridgeline.kernel.matmul import _FORMULAS, int8_matmul, linear, matmul
 from ridgeline.kernel.matmul_kernels import CANDIDATES, default_config
 from ridgeline.kernel.replace import REPLACEMENTS
 from ridgeline.kernel.tuning import forced
@@ -145,11 +147,14 @@ def test_only_asked_gradients(device: str) -> None:
     assert w.grad is not None and x.grad is None
 
 
-def test_second_derivative_of_an_activation_is_an_error(device: str) -> None:
+def test_second_derivative_of_an_activation(device: str) -> None:
+    """The pre-activation that was kept knows nothing of x, and is made again."""
     x, w = (torch.randn(s, device=device, requires_grad=True) for s in ((4, 4), (4, 4)))
-    (first,) = torch.autograd.grad(matmul(x, w, None, "gelu").sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError):
-        first.sum().backward()
+    found = []
+    for out in (matmul(x, w, None, "gelu"), F.gelu(x @ w)):
+        (first,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum() + out.sum(), w)[0])
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("sizes", [(33, 40, 70), (64, 64, 64), (1, 5, 1000)])
@@ -261,3 +266,38 @@ def test_past_two_to_the_31_elements(device: str) -> None:
     check(matmul(x, w)[-64:], (x @ w)[-64:], x[-64:].double() @ w.double())
     with forced("matmul", {**SMALL, "tma": 0, "bm": 64}):
         check(matmul(x, w)[-64:], (x @ w)[-64:], x[-64:].double() @ w.double())
+
+
+def test_stand_ins_leave_to_torch_what_only_torch_takes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias that is broadcast or of another dtype, and operands of no elements."""
+    monkeypatch.setattr(replace, "_everywhere", True)
+    x, w, b = torch.randn(4, 16, device=device), torch.randn(8, 16, device=device), torch.randn(8, device=device)
+    table = {function: stand_in for function, (op, stand_in) in REPLACEMENTS.items() if op == "matmul"}
+    for bias in (b[:1], b[:1].squeeze(), b.double(), b[None]):
+        assert table[F.linear](x, w, bias) is NotImplemented
+    for empty, other in ((x[:0], w), (x[:, :0], w[:, :0])):
+        assert table[F.linear](empty, other) is NotImplemented
+        assert table[torch.matmul](empty, other.t()) is NotImplemented and table[torch.mm](empty, other.t()) is NotImplemented
+
+
+def test_gradients_of_nothing(device: str) -> None:
+    """K or N of 0, with a bias and with leading dimensions."""
+    for k, n in ((0, 4), (4, 0), (0, 0)):
+        for leading in ((3,), (2, 3), (0,)):
+            x, w, bias = (torch.randn(s, device=device, requires_grad=True) for s in ((*leading, k), (k, n), (n,)))
+            matmul(x, w, bias, "gelu").sum().backward()
+            assert x.grad is not None and w.grad is not None and bias.grad is not None
+            assert x.grad.shape == x.shape and w.grad.shape == w.shape and not w.grad.any()
+            torch.testing.assert_close(bias.grad, torch.autograd.grad(F.gelu(torch.matmul(x, w) + bias).sum(), bias)[0])
+
+
+def test_slopes_of_the_reference_under_a_dispatch_mode(device: str) -> None:
+    """Below autograd, where nothing can be recorded."""
+    reference = OPERATORS["activation_backward"].reference
+    pre, grad = torch.randn(2, 40, dtype=torch.float64, device=device)
+    for name, formula in _FORMULAS.items():
+        leaf = pre.clone().requires_grad_()
+        exact = torch.autograd.grad(formula(leaf), leaf, grad)[0]
+        with FlopCounterMode(display=False), torch._C._AutoDispatchBelowAutograd():
+            torch.testing.assert_close(reference(grad, pre, name), exact)
+    torch.library.opcheck(torch.ops.ridgeline.activation_backward.default, (grad.float(), pre.float(), "gelu"))

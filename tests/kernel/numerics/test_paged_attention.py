@@ -61,7 +61,7 @@ def test_reference_is_attention_over_the_tokens_written(device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("waves", [1, 12], ids=["one share", "shares"])
+@pytest.mark.parametrize("waves", [1, 16], ids=["one share", "shares"])
 def test_values(dtype: torch.dtype, waves: int, device: str) -> None:
     torch.manual_seed(1)
     with tuning.forced("paged_attention", {"block_n": 16, "warps": 4, "stages": 2, "waves": waves}):
@@ -86,7 +86,7 @@ def _int8(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("waves", [1, 12], ids=["one share", "shares"])
+@pytest.mark.parametrize("waves", [1, 16], ids=["one share", "shares"])
 @pytest.mark.parametrize("window, int8", [(5, False), (20, False), (None, True), (20, True), (1000, False)])
 def test_window_and_int8(window: int | None, int8: bool, waves: int, dtype: torch.dtype, device: str) -> None:
     torch.manual_seed(12)
@@ -257,3 +257,49 @@ def test_cache_beyond_32_bit_offsets() -> None:
     small = [cache[-1:].clone() for cache in caches]
     assert torch.equal(small[0][0], new[0])
     assert torch.equal(paged_attention(query, *caches, table, lengths), paged_attention(query, *small, table * 0, lengths))
+
+
+def test_strided_table_and_lengths_of_32_bits(device: str) -> None:
+    """A conversion to 64 bits would have copied them."""
+    torch.manual_seed(14)
+    query, key_cache, value_cache, table, lengths = _made(torch.float32, device)
+    expected = paged_attention(query, key_cache, value_cache, table, lengths)
+    wide, long = torch.stack((table, table + 3), 2)[..., 0], torch.stack((lengths, lengths + 7), 1)[:, 0]
+    assert torch.equal(paged_attention(query, key_cache, value_cache, wide, lengths), expected)
+    assert torch.equal(paged_attention(query, key_cache, value_cache, table, long), expected)
+
+
+def test_shares_without_tokens_are_not_read(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands in memory for them is whatever was there before, which may be nan."""
+    torch.manual_seed(15)
+    inputs, empty = _made(torch.float32, device), torch.empty
+
+    def poisoned(*size: Any, **options: Any) -> torch.Tensor:
+        found = empty(*size, **options)
+        return found.fill_(float("nan")) if found.is_floating_point() else found
+
+    with tuning.forced("paged_attention", {"block_n": 16, "warps": 4, "stages": 2, "waves": 16}):
+        expected = paged_attention(*inputs)
+        monkeypatch.setattr(torch, "empty", poisoned)
+        ours = paged_attention(*inputs)
+    assert ours.isfinite().all() and torch.equal(ours, expected)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_windows_over_several_shares(int8: bool, device: str) -> None:
+    """The first share starts inside a tile; where a sequence is shorter than the window, at its start."""
+    torch.manual_seed(16)
+    query, table = torch.randn(3, 2, 16, device=device), torch.randperm(24, device=device).int().view(3, 8)
+    lengths = torch.tensor((128, 103, 40), dtype=torch.int32, device=device)
+    caches = [torch.randn(24, 16, 1, 16, device=device) for _ in range(2)]
+    scales = ()
+    if int8:
+        (key_cache, key_scale), (value_cache, value_scale) = (_int8(cache) for cache in caches)
+        caches, scales = [key_cache, value_cache], (key_scale, value_scale)
+    ones = (torch.ones(24, 16, 1, device=device),) * 2
+    keys, values = (cache.double() * scale.double()[..., None] for cache, scale in zip(caches, scales or ones, strict=True))
+    exact = paged_attention_reference(query.double(), keys, values, table, lengths, 0.3, 70)
+    plain = paged_attention_reference(query, keys.float(), values.float(), table, lengths, 0.3, 70)
+    assert _shares(pairs=3, capacity=70, block_n=16, waves=8, processors=1) == 2
+    with tuning.forced("paged_attention_int8" if int8 else "paged_attention", {"block_n": 16, "warps": 4, "stages": 2, "waves": 8}):
+        check(paged_attention(query, *caches, table, lengths, 0.3, 70, *scales), plain, exact)

@@ -182,3 +182,33 @@ def test_more_than_two_to_the_31_elements() -> None:
     assert int(out[-1]) == 2 and int(out.view(-1)[2**31 - 1]) == 2 and int(out.sum(dtype=torch.int64)) == 2 * x.numel()
     row = torch.ones(2**16, 2**15 + 1, dtype=torch.int8, device="cuda")
     assert int(pointwise.add(row, row[0]).sum(dtype=torch.int64)) == 2 * row.numel()
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_out_that_overlaps_an_operand_over_several_programs(name: str, device: str) -> None:
+    """What one program writes is what a later one would read: one place further on, and transposed."""
+    ours, plain = OPS[name]
+    other, square = torch.randn(2100, device=device), torch.randn(70, 70, device=device)
+    for first in (True, False):
+        line = torch.randn(2101, device=device)
+        expected = plain(line[:-1], other)
+        ours(line[:-1] if first else other, other if first else line[:-1], out=line[1:])
+        assert torch.equal(line[1:], expected)
+        own = square.clone()
+        ours(own if first else square, square if first else own, out=own.t())
+        assert torch.equal(own.t(), plain(square, square))
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_whole_numbers_that_32_bits_do_not_hold(name: str, device: str) -> None:
+    ours, plain = OPS[name]
+    x, y = torch.tensor([[2**40 + 3, -(2**62), 2**31], [2**53 + 1, -5, 2**63 - 1]], device=device), torch.tensor([2, 3, 1], device=device)
+    for given in ((x, y), (x, y.expand_as(x).contiguous()), (x, 3), (x.t(), 1), (y, 2**31 + 7)):
+        assert torch.equal(ours(*given), plain(*given))
+
+
+def test_more_elements_than_32_bits_count() -> None:
+    """Of tensors without memory: the plan says how elements are numbered."""
+    for size, long in ((2**31 - 2**17, False), (2**31 - 1, True), (2**32, True)):
+        x = torch.empty(size, dtype=torch.int8, device="meta")
+        assert pointwise.flat_plan("add", None, x, {}).constants["LONG"] is long

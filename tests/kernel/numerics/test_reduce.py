@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensorMode
 
-from ridgeline.kernel import reduce, reduce_launch, reduce_plan, replace
+from ridgeline.kernel import reduce, reduce_kernels, reduce_launch, reduce_plan, replace
+from ridgeline.kernel.jit import jit, tl
 from ridgeline.kernel.replace import REPLACEMENTS
 from ridgeline.kernel.tuning import forced
 from tests.kernel.support import FLOATS, check, layouts
@@ -366,3 +370,85 @@ def test_large(shape: tuple[int, ...], dim: Any, dtype: torch.dtype) -> None:
         captured = reduce.sum(x, dim)
     graph.replay()
     check(captured, torch.sum(x, dim), torch.sum(x.double(), dim))
+
+
+@pytest.mark.parametrize("launches", [1, 2], ids=["one launch", "two launches"])
+def test_nothing_but_the_lowest_number(launches: int, device: str) -> None:
+    """Maxima start from it: one more would be found in its place, and its index nowhere."""
+    for dtype in (torch.int64, torch.int32, torch.float32):
+        lowest = float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
+        x = torch.full((2, 80), lowest, dtype=dtype, device=device)
+        with small_tiles(launches):
+            assert (reduce.amax(x, 1) == lowest).all() and (reduce.amax(x, 0) == lowest).all()
+            assert not reduce.argmax(x, 1).any() and not reduce.argmax(x, 0).any()
+
+
+def test_every_stream_counts_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches of two streams run at the same time, and one counter for both would end one of them early."""
+    monkeypatch.setattr(reduce_launch, "_counters", {})
+    places = iter(((0, 7), (0, 8), (1, 7), (0, 7)))
+    found = []
+    for index, stream in places:
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device, stream=stream: stream, raising=False)
+        tensor: Any = SimpleNamespace(device="cpu", get_device=lambda index=index: index)
+        found.append(reduce_launch._counter(tensor))
+    assert len({counter.data_ptr() for counter in found}) == 3 and found[0] is found[3]
+
+
+@jit
+def _outputs_of_a_block(numbers, live_out, at, kept, k_units, sb, sk, AXIS: tl.constexpr, KEPT: tl.constexpr, FLAT: tl.constexpr,  # type: ignore[no-untyped-def]
+                        ALIGN: tl.constexpr, WIDE: tl.constexpr):  # fmt: skip
+    at = tl.program_id(0) + at
+    q, live, begin = reduce_kernels._place(at, tl.program_id(2), kept, k_units, sb, sk, AXIS, KEPT, FLAT, ALIGN, WIDE)
+    lanes = tl.arange(0, KEPT)
+    tl.store(numbers + lanes, q)
+    tl.store(numbers + KEPT + lanes, begin)
+    tl.store(live_out + lanes, live.to(tl.int32))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "wide"),
+    [((2, 2**31), (0,), True), ((2**31 + 64, 2), (1,), True), ((2, 2**31 - 104), (0,), True), ((2, 2**31 - 4096), (0,), False)],
+)
+def test_more_outputs_than_an_int32_counts(shape: tuple[int, int], dims: tuple[int], wide: bool, device: str) -> None:
+    """What the first and the last block would write and read; nothing as large is made."""
+    p = reduce_plan.plan(shape, (shape[1], 1), dims)
+    assert p is not None
+    cut = reduce_plan.schedule(p, reduce_plan.default(p, 2), 2)
+    assert cut.wide == wide
+    for at in (0, cut.grid[0] - 1):
+        numbers = torch.zeros(2, cut.tile_kept, dtype=torch.int64, device=device)
+        live = torch.zeros(cut.tile_kept, dtype=torch.int32, device=device)
+        _outputs_of_a_block[(1,)](numbers, live, at, p.kept, cut.k_units, p.sb, p.sk, AXIS=p.axis, KEPT=cut.tile_kept, FLAT=cut.flat,
+                                  ALIGN=p.align, WIDE=cut.wide)  # fmt: skip
+        expected = at * cut.tile_kept + torch.arange(cut.tile_kept, device=device)
+        assert torch.equal(numbers[0], expected) and torch.equal(numbers[1], expected * p.sk)
+        assert torch.equal(live.bool(), expected < p.kept)
+
+
+def test_wide_kernels_reduce_as_others_do(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only huge tensors take, on small ones."""
+    x = torch.randn(3, 40, 8, device=device)
+    plain = [(of(x, dim)) for of in (reduce.sum, reduce.amax, reduce.argmax, reduce.var) for dim in (0, 1, 2)]
+    schedule = reduce_plan.schedule
+    monkeypatch.setattr(reduce_launch, "schedule", lambda *given: dataclasses.replace(schedule(*given), wide=True))
+    monkeypatch.setattr(reduce_launch, "_calls", {})
+    for launches in (1, 2):
+        with small_tiles(launches):
+            found = [(of(x, dim)) for of in (reduce.sum, reduce.amax, reduce.argmax, reduce.var) for dim in (0, 1, 2)]
+        torch.testing.assert_close(found, plain)
+    assert all(call is not None and call.stages[0].constants["WIDE"] for call in reduce_launch._calls.values())
+
+
+def test_sums_under_the_autocast_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """float32 of half types, as torch's own; a GPU's tensors without a GPU."""
+    stand_in = REPLACEMENTS[torch.sum][1]
+    with FakeTensorMode():
+        x = torch.empty(4, 8, device="cuda", dtype=torch.bfloat16)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: kind == "cuda")
+    with replace.everywhere():
+        assert stand_in(x, 0).dtype == stand_in(x).dtype == torch.float32
+        assert stand_in(x, 0, dtype=torch.bfloat16).dtype == torch.bfloat16
+        assert stand_in(x.double(), 0).dtype == torch.float64
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
+        assert stand_in(x, 0).dtype == torch.bfloat16

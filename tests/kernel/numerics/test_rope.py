@@ -166,3 +166,17 @@ def test_more_than_two_to_the_31_elements() -> None:
         out = rope.rope_one(view, cos, sin, seq_dim=seq_dim)
         assert bool((out[..., :64] == 1).all()) and bool((out[..., 64:] == 3).all())
         del out
+
+
+def test_only_the_gradient_needed_is_computed(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss of both results sends both gradients back, and only one is asked for."""
+    cos, sin = tables(3, 8, device)
+    x = torch.randn(2, 3, 4, 8, device=device)
+    for index in (0, 1):
+        pair = [x.clone(), x[:, :, :2].clone()]
+        pair[index].requires_grad_()
+        with monkeypatch.context() as patch:
+            outs = rope.rope(*pair, cos, sin)
+            patch.setattr(rope, "_rope", lambda *args: pytest.fail("both gradients were computed"))
+            (outs[0].sum() + outs[1].sum()).backward()
+        assert pair[index].grad is not None and pair[1 - index].grad is None

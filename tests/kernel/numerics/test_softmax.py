@@ -218,3 +218,42 @@ def test_more_than_two_to_the_31_elements() -> None:
     out = softmax(x)
     assert torch.equal(out[-4:], softmax(x[-4:].clone()))
     assert torch.equal(out[:4], softmax(x[:4].clone()))
+
+
+@pytest.mark.parametrize("ours,plain", PAIRS)
+def test_parts_of_a_row_that_are_nothing_but_infinities(device: str, ours: Any, plain: Any) -> None:
+    """As where a mask hides most of a row: chunks of half types are scaled by their own maxima, and two of -inf must not make a nan."""
+    x = torch.randn(3, 600, device=device).half()
+    x[0, :400], x[1, 200:], x[2, 8:592] = (float("-inf"),) * 3
+    out, exact = ours(x), plain(x.double(), -1)
+    assert not out.isnan().any()
+    seen = ~x.isinf()
+    check(out[seen], plain(x, -1)[seen], exact[seen])
+    assert torch.equal(out[~seen].double(), exact[~seen])
+
+
+@pytest.mark.parametrize("dim", [0, -1])
+def test_a_plan_belongs_to_one_dtype(device: str, dim: int) -> None:
+    """float64 after float32 of the same shape is still computed in float64, forward and backward."""
+    x, g = torch.randn(2, 6, 37, device=device, dtype=torch.float64)
+    for ours, plain in PAIRS:
+        for dtype, most in ((torch.float32, 1e-5), (torch.float64, 1e-12)):
+            found = ours(x.to(dtype), dim), grad_of(ours, x.to(dtype), dim, g.to(dtype))
+            for mine, exact in zip(found, (plain(x, dim), grad_of(plain, x, dim, g)), strict=True):
+                assert mine.dtype == dtype and float((mine.double() - exact).abs().max()) < most
+
+
+def test_a_dtype_of_whole_numbers_is_left_to_torch(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which refuses it."""
+    monkeypatch.setattr(replace, "_everywhere", True)
+    for function in (torch.softmax, torch.log_softmax, F.softmax):
+        assert replace.REPLACEMENTS[function][1](torch.randn(2, 3, device=device), 1, dtype=torch.int64) is NotImplemented
+
+
+@pytest.mark.parametrize("ours,plain", PAIRS)
+def test_tiles_without_a_gap(device: str, ours: Any, plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of a power of two, as many as fill the tiles: read and written without masks."""
+    monkeypatch.setattr(module, "_plans", kept := {})
+    for dtype in (torch.float32, torch.float16):
+        compare(device, dtype, (32, 64), ours, plain)
+    assert [plan.constants["FULL"] for plan in kept.values() if plan.op == "softmax"] == [True, True]

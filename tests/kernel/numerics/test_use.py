@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from ridgeline.kernel import replace
+from ridgeline.kernel import pointwise, replace
+from ridgeline.kernel.softmax import softmax
 from ridgeline.kernel.use import use_kernels
 from ridgeline.workload.models.decoder import CausalLM, DecoderConfig
 
@@ -101,32 +105,50 @@ def test_model_stops_looking_up_where_it_does_not_pay(device: str, monkeypatch: 
     assert "forward" not in vars(model)
 
 
-def test_fusing_asks_the_module_first(device: str) -> None:
-    class Other(nn.Module):
-        """Has the parts of a gated perceptron, but adds where one multiplies."""
+class Quantised(torch.Tensor):
+    """Looks like a weight of ones; holds whole numbers and a scale."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate_proj, self.up_proj, self.down_proj = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8)
+    codes: torch.Tensor
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.down_proj(functional.silu(self.gate_proj(x)) + self.up_proj(x))
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor) -> Quantised:
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32, device=codes.device)  # type: ignore[attr-defined]
 
-    class Gated(Other):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+    def __init__(self, codes: torch.Tensor) -> None:
+        self.codes = codes
 
-    other, gated = Other().to(device), Gated().to(device)
-    use_kernels(other)
-    kernels = use_kernels(nn.Sequential(gated))
-    assert "swiglu" not in str(vars(other).get("forward")) and "forward" in vars(gated)
-    x = torch.randn(4, 8, device=device)
-    before = Gated.forward(gated, x)
-    with replace.everywhere():
-        torch.testing.assert_close(gated(x), before, rtol=1e-4, atol=1e-5)
-    assert kernels.report()["swiglu"] == 1
-    kernels.undo()
-    assert "forward" not in vars(gated)
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*(arg.codes.float() / 8 if isinstance(arg, Quantised) else arg for arg in args), **(kwargs or {}))
+
+
+def test_subclasses_and_other_layouts_are_torchs(device: str) -> None:
+    x, codes = torch.randn(5, 8, device=device), torch.randint(1, 9, (8,), device=device)
+    square = Quantised(codes.expand(8, 8).contiguous())
+    jagged = torch.nested.nested_tensor([torch.randn(3, 8, device=device), torch.randn(5, 8, device=device)], layout=torch.jagged)
+    nested = torch.nested.nested_tensor([torch.randn(3, 8, device=device), torch.randn(5, 8, device=device)])
+    calls: dict[str, Callable[[], torch.Tensor]] = {
+        "weight of a norm": lambda: functional.layer_norm(x, (8,), Quantised(codes)),
+        "weight of an rms norm": lambda: functional.rms_norm(x, (8,), Quantised(codes), 1e-5),
+        "weight of a linear": lambda: functional.linear(x, square),
+        "right of @": lambda: x @ square,
+        "softmax": lambda: torch.softmax(square, -1),
+        "sum": lambda: square.sum(-1),
+        "jagged": lambda: functional.silu(jagged).values(),
+        "jagged linear": lambda: functional.linear(jagged, torch.ones(4, 8, device=device)).values(),
+        "nested": lambda: torch.softmax(nested, -1).to_padded_tensor(0.0),
+        "sparse": lambda: x.to_sparse().sum(),
+        "sparse @": lambda: x.to_sparse() @ torch.ones(8, 3, device=device),
+        "csr @": lambda: x.to_sparse_csr() @ torch.ones(8, 3, device=device),
+    }
+    for name, call in calls.items():
+        expected = call()
+        with replace.everywhere(), use_kernels() as kernels:
+            found = call()
+        assert not kernels.replaced, name
+        torch.testing.assert_close(found, expected, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def test_transformers_llama_agrees(device: str) -> None:
@@ -144,3 +166,11 @@ def test_transformers_llama_agrees(device: str) -> None:
     torch.testing.assert_close(after, before, rtol=1e-3, atol=1e-4)
     kernels.undo()
     torch.testing.assert_close(model(ids).logits, before)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_operators_under_vmap(device: str) -> None:
+    """Inside a transform the dispatcher has to see them: what a kernel would get has no memory of its own."""
+    x = torch.randn(3, 4, 8, device=device)
+    torch.testing.assert_close(torch.func.vmap(lambda t: softmax(t, -1))(x), torch.softmax(x, -1))
+    torch.testing.assert_close(torch.func.vmap(lambda t: pointwise.add(t, t))(x), x + x)

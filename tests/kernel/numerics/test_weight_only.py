@@ -215,3 +215,58 @@ def test_every_candidate_on_the_gpu(device: str, bits: int, way: int, sizes: tup
             check_int8(x, weight, bias)
         else:
             check_int4(x, weight, bias, 128, zeros=False)
+
+
+def test_a_plan_of_int8_belongs_to_one_dtype(device: str) -> None:
+    """bfloat16 after float16 of one shape; a weight stored by columns, for one stored by rows has a kernel of its own in bfloat16."""
+    weight = torch.randn(8, 64, device=device)
+    for dtype in (torch.float16, torch.bfloat16, torch.float16):
+        x = torch.randn(1, 64, device=device).to(dtype)
+        q, scale = quantize_int8(weight.to(dtype))
+        wide = dequantize_int8(q, scale, torch.float64)
+        with forced("int8_linear", GEMV):
+            ours = linear_int8(x, q.t().contiguous().t(), scale)
+        check(ours, F.linear(x, wide.to(dtype)), F.linear(x.double(), wide))
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_strided_scales_and_zero_points(device: str, m: int) -> None:
+    x, weight, _ = operands(m, 8, 256, device, torch.float16)
+    q, row_scale = quantize_int8(weight)
+    packed, scale, zero = quantize_int4_zero(weight + 0.5, 64)
+    apart = [torch.stack((t, t + 1), -1)[..., 0] for t in (row_scale, scale, zero)]
+    assert not any(t.is_contiguous() for t in apart)
+    with forced("int8_linear", GEMV), forced("int4_linear", GEMV):
+        assert torch.equal(linear_int8(x, q, apart[0]), linear_int8(x, q, row_scale))
+        assert torch.equal(linear_int4(x, packed, apart[1], 64, None, apart[2]), linear_int4(x, packed, scale, 64, None, zero))
+
+
+def test_small_groups_of_one_row_in_bfloat16(device: str) -> None:
+    """Fewer than 128 weights a scale: not for the kernel of gemv_kernels.py."""
+    x, weight, _ = operands(1, 8, 256, device, torch.bfloat16)
+    weight[:, ::64] *= 8  # scales that differ
+    weight[:, 128:192] *= 8
+    check_int4(x, weight, None, 64, zeros=False)
+
+
+def test_strided_scales_and_biases_of_one_row_in_bfloat16(device: str) -> None:
+    """gemv_kernels.py's, which reads both without strides."""
+    x, weight, _ = operands(1, 8, 256, device, torch.bfloat16)
+    q, row_scale = quantize_int8(weight)
+    packed, scale = quantize_int4(weight)
+    bias = torch.randn(16, device=device).bfloat16()[::2]
+    apart = torch.stack((row_scale, 100 * row_scale), 1)[:, 0]
+    for given in (apart, row_scale[:1].expand(8)):
+        assert torch.equal(linear_int8(x, q, given, bias), linear_int8(x, q, given.contiguous(), bias.contiguous()))
+    assert torch.equal(linear_int4(x, packed, scale, 128, bias), linear_int4(x, packed, scale, 128, bias.contiguous()))
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_every_group_size(device: str, m: int) -> None:
+    """In both half types: kernels are chosen by group, rows and dtype. Neighbouring scales differ, so that another group's is seen."""
+    for group in (16, 32, 64, 128):
+        for dtype in (torch.float16, torch.bfloat16):
+            x, weight, _ = operands(m, 8, 256, device, dtype)
+            weight[:, ::group] *= 8
+            weight[:, group : 2 * group] *= 8
+            check_int4(x, weight, None, group, zeros=False)

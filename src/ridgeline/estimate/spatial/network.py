@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...core.checks import expect
 from ...core.dtypes import BITS
 from ...core.errors import unknown_name
 from ...core.profile import OpRow, Profile, Roofs, Total, shares_of
 from ...target.array import Cores, SpatialArraySpec
+from ...target.load import load_array
 from ...workload.graph import ROLES, Op, Workload, row_fields
 from .layer import Layer, layers_of
 from .mapper import Mapped, compulsory_cycles, map_layer
@@ -136,14 +138,17 @@ class NetworkMapping:
 
 def map_layers(
     workload: Workload,
-    array: SpatialArraySpec,
+    array: SpatialArraySpec | str,
     *,
     dataflow: str = "any",
     objective: str = "edp",
     layer: str | None = None,
     progress: Progress | None = None,
 ) -> NetworkMapping:
-    """Map every layer, or the one named."""
+    """Map every layer, or the one named; `array` is a spec, or what load_array takes."""
+    expect("workload", workload, Workload, do="capture the model first: map_layers(capture(model, inputs), array)")
+    array = load_array(array) if isinstance(array, str) else array
+    expect("array", array, SpatialArraySpec, do='give a name such as "eyeriss", a path, or what load_target gives of a spatial array')
     ops = [op for op in workload.ops if op.kind != "view"]
     if layer is not None:
         ops = [op for op in ops if layer in (op.layer, op.name) and op.loops]
@@ -257,7 +262,7 @@ def profile_of(network: NetworkMapping) -> Profile:
     bits = array.bits
     note = f"operands of {bits.W}, {bits.I} and {bits.F} bits, whatever the model's dtype"
     return Profile(
-        work.model, array.name, work.batch, dtype, "mapped", tuple(rows), _total(network, rows), roofs, shares_of(rows),
+        work.model, array.name, work.batch, dtype, "mapped", tuple(rows), _total(network, work, rows), roofs, shares_of(rows),
         notes=(note,), phase=work.phase, context=work.context, workload=work, spec=array,
     )  # fmt: skip
 
@@ -286,7 +291,8 @@ def _least_cycles(layer: MappedOp, array: SpatialArraySpec) -> int:
     return max(-(-layer.macs // (array.pes * array.cores.count)), compulsory_cycles(layer.mapped.cost.layer, array) * layer.op.calls)
 
 
-def _total(network: NetworkMapping, rows: Sequence[OpRow]) -> Total:
+def _total(network: NetworkMapping, work: Workload, rows: Sequence[OpRow]) -> Total:
+    """Sums over the rows; what is held is that of `work`, the network at the array's width."""
     workload = network.workload
     spent: dict[str, float] = {}
     for row in rows:
@@ -295,7 +301,8 @@ def _total(network: NetworkMapping, rows: Sequence[OpRow]) -> Total:
     peak, worst = _narrowed(workload, network.array), max(spent, key=lambda k: spent[k], default="")
     return Total(
         sum(r.flops for r in rows), sum(r.matmul_flops for r in rows), sum(r.bytes for r in rows), by_role, sum(r.time_s for r in rows),
-        sum(r.limit_s for r in rows), worst, peak, by_role["weights"], workload.parameters, spent, energy_j=network.energy_pj * 1e-12,
+        sum(r.limit_s for r in rows), worst, peak, work.weight_bytes, workload.parameters, spent, energy_j=network.energy_pj * 1e-12,
+        kv_cache_bytes=work.peak_cache_bytes,
     )  # fmt: skip
 
 

@@ -141,6 +141,11 @@ def planned(cases: Iterable[Case], sizes: Sequence[str], dtype: torch.dtype | No
     return list(found.values())
 
 
+def forward_only(rows: Iterable[Wanted]) -> list[str]:
+    """Ops among the rows that have no backward to measure."""
+    return list(dict.fromkeys(row.case.op for row in rows if not row.case.differentiable))
+
+
 def nothing_planned(op: str, sizes: Sequence[str], dtype: torch.dtype | None) -> OptionError:
     """The error for options that leave no row."""
     kind = f" of {dtype_name(dtype)}" if dtype else ""

@@ -56,14 +56,18 @@ class Settings:
 
 def check_device(device: str) -> None:
     """MeasureError where the rows cannot be measured."""
-    if device.partition(":")[0] not in ("cuda", "cpu"):
+    kind, colon, index = device.partition(":")
+    if kind not in ("cuda", "cpu") or (colon and not (index.isascii() and index.isdigit())) or (kind == "cpu" and int(index or 0)):
         raise MeasureError(f"cannot measure on {device!r}", why="kernels run on CUDA GPUs", do="use --device cuda, cuda:1, … or cpu")
-    if device.startswith("cuda") and not torch.cuda.is_available():
+    if kind == "cuda" and not torch.cuda.is_available():
         raise MeasureError(
             f"cannot measure kernels on {device}",
             why="torch finds no CUDA GPU here",
             do="run on a machine with one; --device cpu tries the command out on the CPU references, which are no kernels",
         )
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise MeasureError(f"cannot measure on {device!r}", why=f"there are {count} GPUs, from 0 on", do="give one of them, or just cuda")
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -93,7 +97,7 @@ def run(rows: Iterable[Wanted], ceilings: Ceilings, settings: Settings, say: Cal
     for wanted in rows:
         say(str(wanted))
         row = _on_device(wanted, ceilings, settings, done.get((*wanted.key[:3], False)))
-        row.regression = regression(row.ours.gpu_ms, earlier.get(wanted.key, ()))
+        row.regression = regression(row.ours.gpu_ms, earlier.get(wanted.key, ())) if settings.cuda else None  # references are no kernels
         done[wanted.key] = row
         if settings.keep and row.ours.gpu_ms is not None:
             try:

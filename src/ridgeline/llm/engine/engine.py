@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...core.checks import expect
 from ...core.errors import OptionError
 from ..cache.kv import KVCache
 from ..cache.pages import PagePool
@@ -102,7 +103,8 @@ class Engine:
 
     def submit(self, prompt: str | Sequence[int], sampling: Sampling | None = None, *, client: str = "", id: str | None = None) -> str:
         """Put a request in line and give its id; Busy when the line is full. What can't work is refused here, not later."""
-        sampling = sampling or Sampling()
+        sampling = Sampling() if sampling is None else sampling
+        expect("sampling", sampling, Sampling, do="give a Sampling, e.g. Sampling(max_tokens=64)")
         tokens = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not tokens and self.loaded.bos is not None:
             tokens = [self.loaded.bos]

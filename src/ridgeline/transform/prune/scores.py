@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
+from ...core.checks import expect
 from ...core.errors import OptionError, TransformError, nearest
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ DIGITS = ((21, 11), (10, 11), (0, 10))  # (shift, bits) of the 32-bit key, most 
 
 def weights_of(model: nn.Module, include: Sequence[str] = ("*",), skip: Sequence[str] = ()) -> dict[str, nn.Parameter]:
     """Weights of linear and convolution layers by parameter name, a shared one once; patterns match the layer's name."""
+    expect("model", model, nn.Module, do="give a torch.nn.Module")
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LAYERS)}
     for pattern in (*include, *skip):
         if not any(fnmatchcase(name, pattern) for name in layers) and pattern != "*":

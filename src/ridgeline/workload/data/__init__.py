@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...core.checks import expect
 from ...core.errors import DataError, unknown_name
 
 if TYPE_CHECKING:
@@ -65,8 +66,10 @@ def data_names() -> list[str]:
     return list(DATA)
 
 
-def load_data(name: str, **options: Any) -> Data:
+def load_data(name: str | Path, **options: Any) -> Data:
     """A named data set, or a folder (see folder.py); options are the data set's own, e.g. tokenizer= and context= for text."""
+    expect("data", name, str, Path, do=f"give one of {', '.join(DATA)}, or a folder")
+    name = str(name)
     if name in DATA:
         home = DATA[name]
     elif Path(name).is_dir():

@@ -58,7 +58,7 @@ def test_a_loop_is_found_by_name_or_by_its_dimension() -> None:
     assert "its loops are ko, ki" in error.value.why
     with pytest.raises(OptionError, match="'kx'") as error:
         nest.loop("kx")
-    assert "ko, ki, p" in error.value.why and "e.g. k" in error.value.do
+    assert "ko, ki, p" in error.value.why and "by its index" in error.value.do
 
 
 def loops(*given: tuple[str, int, int]) -> tuple[Loop, ...]:
