@@ -57,6 +57,10 @@ def test_speculation_gives_the_same_text_and_is_counted(run: Any) -> None:
     assert drafted["accepted"] + drafted["rejected"] == drafted["drafted"]
 
 
+def test_a_published_name_is_a_model() -> None:
+    assert which("smollm2-135m", None) == ("smollm2-135m", None) and which("Stories260K", None) == ("Stories260K", None)
+
+
 def test_one_argument_is_a_model_or_a_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert which(None, None) == ("builtin", None) and which("builtin", None) == ("builtin", None)
     assert which("To be, or not to be", None) == ("builtin", "To be, or not to be")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -99,6 +100,34 @@ def test_a_network_keeps_its_mode_and_answers_after_it() -> None:
     found = calibrate_(analog, [(x,), x], percentile="mse")
     assert analog.training and len(found) == 3 and all(product.watch is None for product in products(analog).values())
     analog(x)
+
+
+def test_an_error_weighs_as_much_as_its_input_slice() -> None:
+    histogram, seen = Histogram(Plan(chip(adc_levels=5), 64, 8)), {1: [3, 17, 40], 3: [200, 250]}
+    for i, sums in seen.items():
+        histogram.add(i, 0, torch.tensor(sums, dtype=torch.float32))
+    worth = {1: 1 * 16, 3: 3 * 1}  # the largest digit times the weight, of slices of 1, 1, 2 and 2 bits
+    for limit in (20, 40, 200, 250):
+        codes = {total: min(4, round(Fraction(4 * total, limit))) for sums in seen.values() for total in sums}
+        wanted = sum((worth[i] * (total - codes[total] * limit / 4)) ** 2 for i, sums in seen.items() for total in sums)
+        assert histogram._error(0, limit) == pytest.approx(wanted)
+
+
+def test_parts_that_were_frozen_stay_so() -> None:
+    model = nn.Sequential(nn.Linear(20, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    analog: Any = to_crossbar(model, chip(adc_levels=255, **CALIBRATED), fold=False).train()
+    analog[1].eval()
+    calibrate_(analog, [torch.randn(3, 20)])
+    assert [module.training for module in analog] == [True, False, True] and analog.training
+
+
+@pytest.mark.parametrize("tokens", [5, 7])
+def test_products_of_activations_are_seen_anew_in_every_call(tokens: int) -> None:
+    on, batches = chip(adc_levels=5, **CALIBRATED), [torch.randn(2, 5, 12), torch.randn(2, tokens, 12)]
+    analog = to_crossbar(nn.MultiheadAttention(12, 3, batch_first=True).eval(), on, attention=True)
+    both = calibrate_(analog, [(x, x, x) for x in batches])
+    each = [calibrate_(analog, [(x, x, x)]) for x in batches]
+    assert both == {name: tuple(map(max, each[0][name], each[1][name])) for name in both} and len(both) == 6
 
 
 def test_full_range_chips_are_left_alone() -> None:

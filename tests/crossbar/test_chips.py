@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import torch
 
 from ridgeline.core.errors import OptionError, RidgelineError
 from ridgeline.core.journal import open_results
+from ridgeline.crossbar.layer.calibrate import calibrate_
+from ridgeline.crossbar.layer.convert import to_crossbar
+from ridgeline.crossbar.layer.layers import products
 from ridgeline.crossbar.study import chips as chips_module
 from ridgeline.crossbar.study.chips import ChipsResult, evaluate_chips
-from ridgeline.crossbar.study.digests import model_digest, simulator_digest
-from ridgeline.crossbar.study.subject import cost_of, load_subject, without_noise
+from ridgeline.crossbar.study.digests import data_digest, model_digest, simulator_digest
+from ridgeline.crossbar.study.subject import Subject, cost_of, load_subject, on_chip, without_noise
 from ridgeline.target.load import load_crossbar
 from ridgeline.train.evaluate import evaluate
 from tests.crossbar.study import small_data, small_network
@@ -86,6 +90,57 @@ def test_a_folder_of_another_run_is_refused(subject: Any, tmp_path: Path) -> Non
         evaluate_chips(subject, chip(adc_levels=64), chips=1, images=8, run=tmp_path, progress=False)
 
 
+def test_a_folder_begun_with_other_images_is_refused(subject: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"chips": 1, "images": 8, "run": tmp_path, "progress": False}
+    first = evaluate_chips(subject, chip(), **options)
+    changed = small_data()
+    assert evaluate_chips(replace(subject, data=changed), chip(), **options).seconds == first.seconds, "the same images, resumed"
+    changed.test.inputs[0, 0, 0, 0] += 1.0
+    with pytest.raises(OptionError, match="these differ: data"):
+        evaluate_chips(Subject(subject.name, subject.module, changed), chip(), **options)
+
+
+def test_digest_sees_images_labels_and_preparation_of_both_parts() -> None:
+    before = data_digest(small_data())
+    assert before == data_digest(small_data()) != data_digest(replace(small_data(), prepare=lambda images: images * 2))
+    for part in ("train", "test"):
+        for name in ("inputs", "targets"):
+            data = small_data()
+            getattr(getattr(data, part), name).view(-1)[-1] += 1
+            assert data_digest(data) != before
+
+
+def test_noise_by_overrides_is_noise_and_not_perfect(subject: Any) -> None:
+    plain, noisy = chip(adc_levels=256), {"4": {"cell_write_sigma": 0.6}}
+    perfect = evaluate_chips(subject, plain, chips=1, progress=False).ideal
+    for spec in (plain, chip(adc_levels=256, cell_write_sigma=0.01)):
+        found = evaluate_chips(subject, spec, chips=3, overrides=noisy, progress=False)
+        assert found.ideal == perfect > found.mean and len(set(found.accuracies)) > 1 and not found.notes
+
+
+def test_a_cost_without_its_overrides_says_so(subject: Any) -> None:
+    options: dict[str, Any] = {"chips": 1, "images": 8, "progress": False}
+    plain = evaluate_chips(subject, "rram-64", **options)
+    changed = evaluate_chips(subject, "rram-64", overrides={"4": {"rows": 32}}, **options)
+    assert changed.cost == plain.cost and not plain.notes and "without overrides" in changed.notes[0]
+
+
+def test_ranges_are_those_of_the_first_training_images(subject: Any) -> None:
+    spec = chip(adc_levels=5, adc_range="calibrated")
+    found = {name: one.ranges for name, one in products(on_chip(subject, spec, calibrate=90, batch=8)).items()}
+
+    def of(images: torch.Tensor) -> dict[str, tuple[int, ...]]:
+        return calibrate_(to_crossbar(subject.module, spec), list(images.split(8)))
+
+    assert found == of(subject.data.train.inputs[:90])
+    assert found not in (of(subject.data.train.inputs[:8]), of(subject.data.test.inputs))
+
+
+def test_a_range_that_an_override_has_calibrated_is_calibrated(subject: Any) -> None:
+    found = evaluate_chips(subject, chip(adc_levels=256), chips=1, overrides={"4": {"adc_range": "calibrated"}}, progress=False)
+    assert found.ideal > 0.9
+
+
 def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
     with open_results(tmp_path, {"a": 1}) as journal:
         journal.put("one", {"x": 1})
@@ -101,7 +156,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 def test_digest_sees_every_line_of_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
     read, before = Path.read_bytes, simulator_digest()
-    for name in ("engine/fused_kernels.py", "layer/product.py", "study/chips.py", "adc.py"):
+    for name in ("engine/fused_kernels.py", "layer/product.py", "study/chips.py", "adc.py", "estimate/crossbar.py", "target/crossbar.py"):
         monkeypatch.setattr(Path, "read_bytes", lambda path, name=name: read(path) + b"#" * path.as_posix().endswith(name))
         assert simulator_digest() != before
     monkeypatch.undo()
@@ -117,12 +172,29 @@ def test_digest_sees_every_weight(subject: Any) -> None:
     assert model_digest(network) != before
 
 
+def test_digest_sees_what_a_state_dict_does_not(subject: Any) -> None:
+    network = small_network(subject.data)
+    before = model_digest(network)
+    network[0].register_buffer("mask", torch.ones(2), persistent=False)
+    masked = model_digest(network)
+    network[0].mask[1] = 0.0
+    assert len({before, masked, model_digest(network)}) == 3
+    pooled = small_network(subject.data)
+    pooled[2] = torch.nn.AvgPool2d(2)
+    assert pooled.state_dict().keys() == small_network(subject.data).state_dict().keys() and model_digest(pooled) != before
+
+
 @pytest.mark.parametrize("name", ["rram-64", "rram-128", "pcm-128"])
 def test_a_chip_built_perfectly_is_ideal_and_else_the_same(name: str) -> None:
     spec = load_crossbar(name)
     perfect = without_noise(spec)
     assert not spec.ideal and perfect.ideal
     assert perfect.operands == spec.operands and perfect.adc.levels == spec.adc.levels and perfect.cost == spec.cost
+
+
+def test_a_chip_built_perfectly_keeps_its_state() -> None:
+    relaxing = chip(cell_retention_s=100.0, cell_drift_time_s=50.0)
+    assert not relaxing.ideal and without_noise(relaxing).ideal
 
 
 def test_cost_is_that_of_one_image(subject: Any) -> None:
@@ -143,6 +215,12 @@ def test_an_untrained_network_is_refused() -> None:
         load_subject("resnet18", small_data())
     with pytest.raises(OptionError, match="no data"):
         load_subject("resnet18")
+
+
+def test_a_module_stays_on_its_device() -> None:
+    where = torch.device("meta")  # a device every machine has besides the CPU
+    found = load_subject(torch.nn.Linear(36, 4, device=where), small_data())
+    assert found.module.weight.device == where
 
 
 def test_a_factory_brings_its_own_weights(tmp_path: Path) -> None:

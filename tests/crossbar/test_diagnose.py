@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ridgeline.core.errors import OptionError
+from ridgeline.crossbar.layer.calibrate import calibrate_
 from ridgeline.crossbar.layer.convert import to_crossbar
 from ridgeline.crossbar.layer.layers import products
 from ridgeline.crossbar.layer.observe import Seen, digital, observed
@@ -85,6 +86,13 @@ def test_clipping_is_seen_behind_a_chip_that_clips(subject: Any) -> None:
     assert wide.clipped == 0 and wide.range_used < 1 and wide.snr_db > narrow.snr_db
 
 
+def test_the_last_code_itself_is_not_clipping(subject: Any) -> None:
+    analog, images = on(subject, chip(adc_levels=5, adc_clip=True, adc_range="calibrated")), subject.data.test.inputs[:4]
+    calibrate_(analog, [images])  # up to the largest sum, which is more than the four steps
+    first = diagnose(subject, chip(adc_levels=5), images=4, rank=False, analog=analog).layers[0]
+    assert first.range_used == 1.0 and first.clipped == 0.0
+
+
 def test_noise_about_zero_is_not_clipping(subject: Any) -> None:
     spec = chip(adc_levels=256, adc_clip=True, adc_noise_lsb=0.6)
     assert all(layer.clipped == 0 and layer.range_used < 1 for layer in diagnose(subject, spec, images=8, rank=False).layers)
@@ -142,3 +150,31 @@ def test_a_sample_stays_within_its_budget(subject: Any) -> None:
 def test_nothing_to_diagnose_is_an_error(subject: Any) -> None:
     with pytest.raises(OptionError, match="at least 1"):
         diagnose(subject, chip(), images=0)
+
+
+def test_a_network_in_training_is_looked_at_as_in_evaluation(subject: Any) -> None:
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(), nn.Flatten(), nn.Linear(64, 4))
+    own = load_subject(model, subject.data)
+    spec = chip(cell_write_sigma=0.1)
+    analog: Any = to_crossbar(model, spec, fold=False).eval()
+    wanted = diagnose(own, spec, images=16, analog=analog, rank=False)
+    analog.train()
+    mean = analog[1].running_mean.clone()
+    assert diagnose(own, spec, images=16, analog=analog, rank=False) == wanted
+    assert torch.equal(analog[1].running_mean, mean) and analog.training and analog[3].training
+
+
+def test_all_images_are_looked_at_not_the_first_batch_again(subject: Any) -> None:
+    spec = chip(adc_levels=64)
+    whole, in_parts, first = (diagnose(subject, spec, images=n, batch=batch, rank=False).layers for n, batch in ((16, 16), (16, 4), (4, 4)))
+    assert [one.snr_db for one in in_parts] == pytest.approx([one.snr_db for one in whole], rel=1e-5)
+    assert [one.snr_db for one in in_parts] != pytest.approx([one.snr_db for one in first], rel=1e-5)
+
+
+def test_sampled_rows_are_patches_of_the_first_group() -> None:
+    analog, x = to_crossbar(nn.Conv2d(4, 6, 3, groups=2), chip()), torch.randn(2, 4, 5, 5)
+    found: list[torch.Tensor] = []
+    with torch.no_grad(), observed(analog, lambda seen: found.append(seen.sampled_rows())):
+        analog(x)
+    assert torch.equal(found[0], nn.functional.unfold(x[:, :2], 3).transpose(1, 2))

@@ -90,6 +90,34 @@ def test_the_section_and_the_chip_read_back(tmp_path: Path) -> None:
         chip_text("rram-64", {**table, "levels": 2, "write_sigma": 0.0, "read_sigma": 0.0}, "two")
 
 
+def test_stuck_shares_are_of_the_cells_that_can_show_it(tmp_path: Path) -> None:
+    low, high = [1e-6 * (1 + 0.001 * cell) for cell in range(10)], [9e-6 * (1 + 0.001 * cell) for cell in range(10)]
+    low[0] = low[5] = 9e-6
+    high[3] = 1e-6
+    path, lines = tmp_path / "lab.csv", ["level,cell,read,conductance_s"]
+    lines += [f"{level},{cell},0,{g:e}" for level, cells in enumerate((low, high)) for cell, g in enumerate(cells)]
+    path.write_text("\n".join(lines))
+    table = fit_cells(path)
+    assert (table["stuck_high"]["value"], table["stuck_low"]["value"]) == (pytest.approx(2 / 10), pytest.approx(1 / 10))
+
+
+def test_drift_stays_compensated_where_the_preset_does_it(tmp_path: Path) -> None:
+    table = fit_cells(measurements(tmp_path / "lab.csv", cells=60, times=(20.0, 3600.0)))
+    for preset, compensated in (("pcm-128", True), ("rram-64", False)):
+        spec = load_crossbar(str(write_chip(tmp_path / "ours.toml", preset, table)))
+        assert spec.cell.drift_compensated is compensated and spec.cell.drift_nu.value == table["drift_nu"]["value"]
+
+
+def test_drift_beyond_what_a_cell_may_have_is_said(tmp_path: Path) -> None:
+    path, lines = tmp_path / "lab.csv", ["level,cell,read,conductance_s,time_s"]
+    lines += [
+        f"{level},{cell},0,{(level + 1) * 1e-6 * time**-1.7:e},{time}" for level in (0, 1) for cell in (0, 1) for time in (1, 10, 100)
+    ]
+    path.write_text("\n".join(lines))
+    with pytest.raises(DataError, match="no cell"):
+        fit_cells(path)
+
+
 HEAD = "level,cell,read,conductance_s\n"
 GOOD = HEAD + "".join(f"{level},{cell},0,{(level + 1) * 1e-6}\n" for level in (0, 1) for cell in (0, 1))
 

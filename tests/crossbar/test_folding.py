@@ -49,3 +49,10 @@ def test_folded_by_example() -> None:
     assert folded.crossbar_report()["norms_left"] == ["second_norm", "third_norm", "fourth_norm"]  # type: ignore[operator]
     with torch.no_grad():
         assert float((folded(x)[0] - model(x)[0]).abs().max()) < 2e-2
+
+
+def test_every_module_keeps_its_mode() -> None:
+    model = trained().train()
+    model.first_norm.eval()
+    assert pairs_by_running(model, (torch.randn(1, 3, 6, 6),))
+    assert model.training and model.second_norm.training and not model.first_norm.training

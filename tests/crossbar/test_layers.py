@@ -150,6 +150,16 @@ def test_state_dicts_go_both_ways() -> None:
     assert torch.equal(digital[0].weight, other[0].weight)
 
 
+def test_another_chip_is_programmed_and_read_as_its_file_says() -> None:
+    digital, x = nn.Linear(40, 8), torch.randn(3, 40)
+    for changes in ({"adc_levels": 16}, {"cell_write_sigma": 0.2}, {"operands_sign": "differential"}):
+        layer = CrossbarLinear(digital, chip())
+        with torch.no_grad():
+            before = layer(x)
+            layer.chip = chip(**changes)
+            assert torch.equal(layer(x), CrossbarLinear(digital, chip(**changes))(x)) and not torch.equal(layer(x), before), changes
+
+
 def test_ranges_travel_in_the_state_dict() -> None:
     calibrated = chip(adc_levels=256, adc_range="calibrated", adc_clip=True)
     layer, x = CrossbarLinear(nn.Linear(40, 8), calibrated), torch.randn(3, 40)
@@ -164,6 +174,9 @@ def test_ranges_travel_in_the_state_dict() -> None:
     other.load_state_dict(nn.Linear(40, 8).state_dict())  # a digital one has none: they stay
     assert other.ranges == layer.ranges
     assert set(digital_state_dict(layer)) == {"weight", "bias"}
+    full = CrossbarLinear(nn.Linear(40, 8), chip(adc_levels=256))
+    full.load_state_dict(stored)
+    assert full.ranges == (), "the file of this chip says its range"
     with pytest.raises(OptionError, match="each of the 4 slices"):
         checked_ranges((1, 2), calibrated, "layer")
 

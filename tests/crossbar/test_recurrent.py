@@ -80,3 +80,13 @@ def test_autocast_dtype() -> None:
     analog = to_crossbar(digital, FINE)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         assert analog(x)[0].dtype == torch.bfloat16
+
+
+def test_fed_back_cells_are_read_anew_at_every_step() -> None:
+    digital = nn.RNN(1, 1, nonlinearity="relu", bias=False)
+    with torch.no_grad():
+        digital.weight_ih_l0.zero_()
+        digital.weight_hh_l0.fill_(1.0)
+        analog = to_crossbar(digital, chip(cell_read_sigma=0.2))
+        out = analog(torch.zeros(6, 1, 1), torch.ones(1, 1, 1))[0].flatten()
+    assert len((out[1:] / out[:-1]).unique()) == 5  # one number, its own largest: it is coded alike at every step

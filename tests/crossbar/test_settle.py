@@ -45,13 +45,25 @@ def test_another_chip_settles_elsewhere() -> None:
     assert torch.equal(found[0], found[2]) and not torch.allclose(found[0], found[1])
 
 
+def test_a_network_in_training_settles_on_the_chip_that_was_set() -> None:
+    analog, images = to_crossbar(network(), chip(**NOISY), engine="blocked", fold=False).eval(), torch.randn(8, 3, 8, 8)
+    set_chip(analog, 2)
+    settle_norms_(analog, [images])
+    wanted = analog[1].running_mean.clone()  # type: ignore[index]
+    analog.train()
+    settle_norms_(analog, [images])
+    assert torch.equal(analog[1].running_mean, wanted) and all(module.training for module in analog.modules())  # type: ignore[index]
+
+
 def test_what_cannot_be_settled_is_said_and_nothing_is_left_in_training() -> None:
     folded = to_crossbar(network(), chip(), engine="blocked").eval()
     with pytest.raises(OptionError, match="fold=False"):
         settle_norms_(folded, [torch.randn(2, 3, 8, 8)])
     analog = to_crossbar(network(), chip(), engine="blocked", fold=False).eval()
+    before = {name: value.clone() for name, value in analog.state_dict().items()}
     with pytest.raises(OptionError, match="no batch"):
         settle_norms_(analog, [])
     with pytest.raises(RuntimeError):
-        settle_norms_(analog, [torch.randn(2, 5, 8, 8)])
+        settle_norms_(analog, [torch.randn(2, 3, 8, 8), torch.randn(2, 5, 8, 8)])
+    assert all(torch.equal(value, before[name]) for name, value in analog.state_dict().items()), "the statistics are as before"
     assert not any(module.training for module in analog.modules()) and analog[1].momentum == 0.3  # type: ignore[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,9 @@ def test_a_variant_changes_what_it_names() -> None:
     assert made.cell.levels == made.dac.levels == 16, "a slice of four bits needs sixteen levels"
     assert made.cost.array_read_j.value == pytest.approx(base.cost.array_read_j.value / 4)
     assert made.cost.adc_conversion_j.value == pytest.approx(base.cost.adc_conversion_j.value / 4)
+    assert made.cost.array_mm2.value == pytest.approx(base.cost.array_mm2.value / 4)
+    assert made.cost.adc_mm2.value == pytest.approx(base.cost.adc_mm2.value / 4)
+    assert made.cost.dac_mm2 == base.cost.dac_mm2 and made.cost.array_read_s == base.cost.array_read_s
     assert variant(base, {}) == base and variant(base, {"slices": [1, 1, 2, 2, 2]}).cell.levels == base.cell.levels
 
 
@@ -108,6 +112,10 @@ def test_a_killed_sweep_goes_on_where_it_was(subject: Any, tmp_path: Path, monke
     assert len(measured) == 4 and [row["settings"]["adc_levels"] for row in found.rows] == [64, 128, 256]
     with pytest.raises(OptionError, match="different run"):
         sweep(subject, chip(), grid=grid, images=9, run=tmp_path)
+    other = small_data()
+    other.train.inputs[0] += 1.0  # what ranges are calibrated on
+    with pytest.raises(OptionError, match="these differ: data"):
+        sweep(replace(subject, data=other), chip(), grid=grid, images=8, run=tmp_path)
 
 
 def test_pareto_marks_what_nothing_beats() -> None:

@@ -223,6 +223,9 @@ def test_an_activation_of_something_else_is_the_hosts() -> None:
     assert [row.name for row in estimate(workload(pointwise("relu", 8, "x", "y")), chip()).rows] == ["relu"]
     after = (matmul(2, 4, 4), pointwise("relu", 8, "y", "z"), pointwise("gelu", 8, "z", "u", "gelu"))
     assert [row.name for row in estimate(workload(*after), chip()).rows] == ["linear"]
+    added = Op("add_", "add_", "pointwise", "add_", "float32", (tensor("y", 8), tensor("x", 8)), (tensor("y", 8),), 8)
+    changed = (matmul(2, 4, 4), added, pointwise("relu", 8, "y", "z"))
+    assert [row.name for row in estimate(workload(*changed), chip()).rows] == ["linear", "add_", "relu"]
 
 
 def test_what_cannot_be_said_is_an_error() -> None:

@@ -12,6 +12,7 @@ from ridgeline import capture, estimate, load_target, map_layers
 from ridgeline.core.errors import OptionError
 from ridgeline.estimate.processor import Settings
 from ridgeline.target.load import catalog_names, load_array
+from ridgeline.workload.graph import Op
 from tests.estimate.support import LEVELS, matmul, pointwise, processor, workload
 
 
@@ -119,6 +120,15 @@ def test_devices_share_the_work_and_pay_for_the_link() -> None:
     assert down.communication_s == pytest.approx(2 * 3 * 1e-6 + 2 * 3 / 4 * size / 1e11)
     hidden = estimate(pair, spec, settings=Settings(devices=4, communication_overlap=1.0))
     assert hidden.total.time_s == pytest.approx(four.total.time_s - down.communication_s)
+
+
+@pytest.mark.parametrize("mode", ["eager", "fused"])
+def test_a_split_result_is_gathered_whatever_views_follow(mode: str) -> None:
+    spec = processor(links={"peer": {"latency_s": 1e-6, "bandwidth_bps": 1e11}})
+    view = Op("view", "", "view", "view", "float32", (), (), 0)
+    for ops in ((matmul(64, 4096, 1024),), (matmul(64, 4096, 1024), view)):
+        row = estimate(workload(*ops), spec, devices=4, mode=mode).rows[0]
+        assert row.communication_s == pytest.approx(3 * 1e-6 + 3 / 4 * 64 * 4096 * 4 / 1e11)
 
 
 def test_host_copies_are_rows_of_their_own() -> None:

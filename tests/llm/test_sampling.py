@@ -9,7 +9,7 @@ import torch
 
 from ridgeline.core.errors import OptionError
 from ridgeline.llm.engine.request import Request
-from ridgeline.llm.sampling import BAD_ROW, History, Sampler, Sampling, draw, logprobs_of, pick, probabilities, uniform, uniforms
+from ridgeline.llm.sampling import BAD_ROW, History, Sampler, Sampling, draw, logprobs_of, penalise, pick, probabilities, uniform, uniforms
 from tests.support import full_or_tenth
 
 
@@ -78,7 +78,31 @@ def test_ties_keep_the_lower_numbers() -> None:
 
 def test_tiny_temperature_is_greedy_and_finite() -> None:
     logits = torch.tensor([[300.0, 299.0, -300.0]])
-    assert probabilities(logits, [Sampling(temperature=1e-30)]).tolist() == [[1.0, 0.0, 0.0]]
+    for temperature in (1e-30, 1e-46, 5e-324):  # the last two are 0 in float32
+        assert probabilities(logits, [Sampling(temperature=temperature)]).tolist() == [[1.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("penalty", [1e-30, 1e-40, 1e-50, 5e-324, 100.0])
+def test_no_penalty_takes_a_rows_distribution_away(penalty: float) -> None:
+    logits = torch.tensor([[3e9, -3e9, 1.0, -math.inf]])
+    history, random = [History([0, 1, 2, 3], [0])], torch.tensor([0.5], dtype=torch.float64)
+    for temperature in (0.0, 0.7):
+        setting = Sampling(temperature=temperature, repetition_penalty=penalty, frequency_penalty=-2.0)
+        assert draw(logits, [setting], random, history).tolist() == [0]
+    broken = torch.tensor([[math.inf, 0.0, 0.0, 0.0]])
+    assert draw(broken, [Sampling(repetition_penalty=penalty)], None, history).tolist() == [BAD_ROW]  # nor gives it one
+
+
+def test_presence_and_frequency_look_at_the_output_only() -> None:
+    found = penalise(torch.zeros(1, 4), [Sampling(presence_penalty=0.25, frequency_penalty=0.5)], [History([0, 0, 1], [1, 2, 2])])
+    assert found.tolist() == [[0.0, -0.75, -1.25, 0.0]]
+
+
+def test_top_p_is_a_share_of_what_top_k_left_and_ends_where_it_is_reached() -> None:
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    assert (probabilities(logits, [Sampling(temperature=1.0, top_k=2, top_p=0.5)]) > 0).tolist() == [[True, False, False, False]]
+    even = torch.zeros(1, 4)  # a quarter each, exactly
+    assert probabilities(even, [Sampling(temperature=1.0, top_p=0.5)]).tolist() == [[0.5, 0.5, 0.0, 0.0]]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(temperature=1.0), Sampling(temperature=0.6, top_k=9, top_p=0.9, min_p=0.02)])

@@ -259,3 +259,38 @@ def test_what_is_written_is_read(
     assert found is not None and found.step == step and {name: found.facts[name] for name in facts} == facts
     assert found.tensors.keys() == tensors.keys()
     assert all(torch.equal(found.tensors[name], value) and found.tensors[name].dtype == value.dtype for name, value in tensors.items())
+
+
+class Counting(torch.optim.SGD):
+    """Keeps state in its group, as schedule-free optimisers do: every step is smaller than the one before."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        group = self.param_groups[0]
+        group["taken"] = group.get("taken", 0) + 1
+        for parameter in group["params"]:
+            parameter.grad.div_(group["taken"])
+        super().step(closure)
+
+
+def test_numbers_in_an_optimisers_groups_are_resumed(tmp_path: Path) -> None:
+    def build(parameters: Any) -> torch.optim.Optimizer:
+        return Counting(parameters, lr=0.1)
+
+    wanted, _ = run(None, optimiser=build)
+    with pytest.raises(Stop):
+        run(tmp_path, optimiser=build, after_step=stop_at(7))
+    assert equal(wanted, run(tmp_path, optimiser=build)[0])
+
+
+def test_a_checkpoint_of_an_older_version_is_taken_up(tmp_path: Path) -> None:
+    """It says less of its run; what it says is compared."""
+    wanted, _ = run(None)
+    with pytest.raises(Stop):
+        run(tmp_path, after_step=stop_at(7))
+    for path in tmp_path.glob("*/" + store.FACTS):
+        facts = json.loads(path.read_text())
+        for name in ("data_rest", "trained", "optimiser_groups", "functions"):
+            del facts[name]
+        del facts["optimiser"]["groups"]
+        path.write_text(json.dumps(facts))
+    assert equal(wanted, run(tmp_path)[0])

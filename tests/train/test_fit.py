@@ -16,6 +16,7 @@ from torch.nn import functional
 from ridgeline.core.errors import DataError, OptionError, TrainError
 from ridgeline.train.fit import fit
 from ridgeline.train.flops import FlopCount
+from ridgeline.train.freeze import frozen
 from ridgeline.train.heads import Head
 from ridgeline.train.history import History
 from ridgeline.train.loss import cross_entropy
@@ -120,6 +121,11 @@ def test_an_epoch_takes_every_row_once(rows: int, seed: int, epoch: int) -> None
     assert torch.equal(order.sort().values, torch.arange(rows)) and torch.equal(order, epoch_order(rows, seed, epoch))
 
 
+def test_epochs_take_the_rows_in_other_orders() -> None:
+    orders = {tuple(epoch_order(20, 0, epoch).tolist()) for epoch in range(5)}
+    assert len(orders) == 5
+
+
 def test_seeds_do_not_collide() -> None:
     values = {mix(seed, stream, step) for seed in range(20) for stream in range(4) for step in range(200)}
     assert len(values) == 20 * 4 * 200 and all(0 <= value < 2**63 for value in values)
@@ -142,6 +148,20 @@ def test_a_frozen_norm_without_parameters_stays_too() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 3)).double()
     fit(model, problem(), steps=3, batch=16, freeze="1", progress=False)
     assert model[1].running_mean is not None and not model[1].running_mean.any()
+
+
+def test_tied_weights_and_shared_layers_are_frozen_by_either_name() -> None:
+    model = nn.Sequential(nn.Linear(6, 6, bias=False), nn.Tanh(), nn.Linear(6, 6, bias=False), nn.Linear(6, 3)).double()
+    model[2].weight = model[0].weight
+    model.append(nn.Softmax(-1)).append(model[1])
+    for pattern in ("2", "2.weight", "0"):
+        before = model[0].weight.detach().clone()
+        fit(model, problem(), steps=2, batch=16, freeze=pattern, progress=False)
+        assert torch.equal(model[2].weight, before) and model[2].weight.requires_grad
+    shared = nn.ModuleDict({"first": (layer := nn.Linear(2, 2)), "second": layer})
+    with frozen(shared, ["second"]):
+        assert not layer.weight.requires_grad
+    assert layer.weight.requires_grad
 
 
 def test_an_unknown_pattern_names_the_nearest() -> None:
@@ -399,3 +419,15 @@ def test_a_small_set_is_one_batch() -> None:
 def test_what_cannot_be_trained_is_said(data: Any, options: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         fit(net(), data or problem(), steps=1, progress=False, **options)
+
+
+def test_smoothing_is_the_formula_and_ignored_targets_do_not_count() -> None:
+    outputs = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([0, 3, -100, 1, 2, -100])
+    kept = targets != -100
+    shares = 0.9 * functional.one_hot(targets[kept], 4).double() + 0.1 / 4
+    wanted = -(shares * outputs[kept].log_softmax(-1)).sum(-1).mean()
+    torch.testing.assert_close(cross_entropy(outputs, targets, smoothing=0.1), wanted)
+    mixed = torch.rand(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).softmax(-1)
+    wanted = -((0.9 * mixed + 0.1 / 4) * outputs.log_softmax(-1)).sum(-1).mean()
+    torch.testing.assert_close(cross_entropy(outputs, mixed, smoothing=0.1), wanted)

@@ -61,3 +61,14 @@ def test_groups_and_rates() -> None:
     assert found == {(True, 0.05, 0.02, 1), (False, 0.5, 0.002, 3), (False, 0.5, 0.0, 6)}
     with pytest.raises(OptionError, match="rest_rate"):
         check_settings(steps=1, optimiser="sgd", rest_rate=0.5)
+
+
+def test_a_tall_matrix_takes_a_larger_step() -> None:
+    """√(R/C) for R above C: every output changes as much as in a square one."""
+    torch.manual_seed(0)
+    layer = nn.Linear(16, 64, bias=False)
+    before, gradient = layer.weight.detach().clone(), torch.randn(64, 16)
+    made = Muon([{"params": [layer.weight], "orthogonal": True}], 0.1, 0.9, True)
+    layer.weight.grad = gradient.clone()
+    made.step()
+    torch.testing.assert_close(layer.weight.detach(), before - 0.1 * 2.0 * orthogonal(gradient[None])[0])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ridgeline.core.change import Change, State
 from ridgeline.core.errors import NoGainError
 from ridgeline.core.profile import Timing
-from ridgeline.transform.compare import change_between, count_parameters, example_inputs, state_of, timed
+from ridgeline.transform.compare import change_between, count_parameters, example_inputs, speedup_interval, state_of, timed
 from ridgeline.transform.saved import stored_bytes
 from ridgeline.transform.step import Context, Done
 from tests.transform import toy
@@ -160,3 +160,12 @@ def test_example_inputs_follow_the_model() -> None:
     given: Any = example_inputs(Language(), Context(data=source))
     assert len(given) == 2 and given[1].tolist() == [0]
     assert example_inputs(toy.net(), Context()) is None
+
+
+def test_the_interval_is_of_the_speedup_not_of_the_slowdown() -> None:
+    """Whether a change counts as faster hangs on its lower end."""
+    inputs = (torch.ones(2, 3),)
+    for before_s, after_s in ((0.006, 0.001), (0.001, 0.006)):
+        found = speedup_interval(timed(Slow(before_s), Slow(after_s), Context(inputs=inputs)))
+        assert found is not None and found[0] <= found[1]
+        assert (found[0] > 1) == (before_s > after_s) and (found[1] < 1) == (before_s < after_s)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ridgeline.transform.compare import count_parameters
 from ridgeline.transform.recipe import load_recipe, parse_recipe, recipe_names, run_recipe
 from ridgeline.transform.saved import load_model, save_model
 from ridgeline.transform.step import Context, Done
+from ridgeline.workload.data import Split
 from tests.support import ROOT
 from tests.transform import toy
 
@@ -155,6 +157,62 @@ def test_a_run_takes_up_after_the_last_whole_step(tmp_path: Path) -> None:
         other[3].weight[0, 0] += 1
     run_recipe(other, longer, context, work=tmp_path)
     assert CALLS == ["narrow 16", "narrow 4"]  # another model: nothing is taken up
+
+
+def changed(what: str) -> Context:
+    source = toy.data()
+    train = Split(source.train.inputs.flip(0), source.train.targets)
+    test = Split(source.test.inputs, 1 - source.test.targets)
+    others = {
+        "train": {"data": replace(source, train=train)},
+        "test": {"data": replace(source, test=test)},
+        "prepare": {"data": replace(source, prepare=lambda images: images * 2)},
+        "teacher": {"teacher": toy.net(8)},
+        "inputs": {"inputs": (torch.ones(1, 1, 4, 4),)},
+        "quality": {"quality": lambda model: {"own": 1.0}},
+        "seed": {"seed": 1},
+    }
+    return Context(**{"data": source, "latency": False, **others.get(what, {})})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("what", ["train", "test", "prepare", "teacher", "inputs", "quality", "seed"])
+def test_nothing_is_taken_up_where_the_surroundings_differ(what: str, tmp_path: Path) -> None:
+    plan = recipe({"kind": "narrow", "width": 16})
+    for context, calls in ((changed(""), ["narrow 16"]), (changed(""), []), (changed(what), ["narrow 16"])):
+        CALLS.clear()
+        run_recipe(toy.net(), plan, context, work=tmp_path)
+        assert calls == CALLS
+
+
+def test_a_step_cut_short_is_not_taken_for_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped between the model and its key: the old key must not stand beside the new model."""
+    old, new = recipe({"kind": "narrow", "width": 16}), recipe({"kind": "narrow", "width": 8})
+    run_recipe(toy.net(), old, Context(latency=False), work=tmp_path)
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr("ridgeline.transform.recipe.write_json", stopped)
+        run_recipe(toy.net(), new, Context(latency=False), work=tmp_path)
+    made, _ = run_recipe(toy.net(), old, Context(latency=False), work=tmp_path)
+    assert made[3].out_features == 16
+
+
+@pytest.mark.parametrize("frozen", [("0.weight", "0.bias"), ()])
+def test_what_was_frozen_is_frozen_after_taking_up(frozen: tuple[str, ...], tmp_path: Path) -> None:
+    def model() -> nn.Module:
+        made = toy.net()
+        for name, parameter in made.named_parameters():
+            parameter.requires_grad_(name not in frozen)
+        return made
+
+    prune, train = {"kind": "prune", "method": "magnitude", "sparsity": 0.5}, {"kind": "finetune", "epochs": 1, "batch": 32}
+    context = Context(data=toy.data(), latency=False)
+    run_recipe(model(), recipe(prune), context, work=tmp_path, require_gain=False)  # stopped here
+    resumed, _ = run_recipe(model(), recipe(prune, train), context, work=tmp_path, require_gain=False)
+    whole, _ = run_recipe(model(), recipe(prune, train), context, require_gain=False)
+    assert all(torch.equal(a, b) for a, b in zip(resumed.state_dict().values(), whole.state_dict().values(), strict=True))
 
 
 @pytest.mark.parametrize("broken", ["model.safetensors", "model.json", "step.json"])

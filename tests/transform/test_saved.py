@@ -459,3 +459,13 @@ def test_mutated_headers_load_or_are_refused(saved: tuple[Path, bytes, dict[str,
         load_model(folder, base=make)
     except ModelFileError:
         return
+
+
+def test_a_saved_model_of_a_name_is_compressed_again_under_that_name(tmp_path: Path) -> None:
+    """`ridgeline compress FOLDER --out OTHER`: what it writes must load by itself."""
+    from ridgeline.cli.compress import _model
+
+    save_model(load_model("resnet20"), tmp_path / "first", base="resnet20")
+    module, base, _ = _model(str(tmp_path / "first"), None, None, 0, print)
+    save_model(module, tmp_path / "second", base=base)
+    assert type(load_model(tmp_path / "second")) is type(module)

@@ -119,7 +119,7 @@ def _model(
     import copy
 
     from ..core.errors import OptionError
-    from ..transform.saved import load_model
+    from ..transform.saved import load_model, read_document
     from ..workload.capture import resolve
     from ..workload.case import CaseOptions
     from ..workload.models import MODELS
@@ -132,8 +132,8 @@ def _model(
     if name == TRAINED_HERE and data is not None:
         return _trained(data, seed, report), name, None
     if Path(name).is_dir() and (Path(name) / "model.json").is_file():
-        module = load_model(name)
-        return module, copy.deepcopy(module), None
+        module, named = load_model(name), read_document(Path(name) / "model.json")["base"]
+        return module, named or copy.deepcopy(module), None  # of a name, what is saved loads without anything of the user's
     case = resolve(name, CaseOptions(device="cpu"))
     say(f"{name} has no trained weights here: bytes and times are its own, answers are not")
     return case.module, name if name in MODELS else copy.deepcopy(case.module), case.args

@@ -92,7 +92,9 @@ def which(model: str | None, prompt: str | None) -> tuple[str, str | None]:
 
 
 def _is_model(word: str) -> bool:
-    named = word == BUILTIN or word.endswith(":random") or word.endswith(FILES)
+    from ..llm.load.open import PUBLISHED
+
+    named = word == BUILTIN or word.lower() in PUBLISHED or word.endswith(":random") or word.endswith(FILES)
     try:
         return named or Path(word).exists() or ("/" in word and " " not in word)
     except OSError:  # longer than a file's name can be

@@ -73,11 +73,11 @@ def cell_text(table: dict[str, Any]) -> str:
 
 
 def chip_text(preset: str, table: dict[str, Any], name: str) -> str:
-    """A whole chip file: `preset` with these cells; only the resistance of its wires, which are not the cells', stays in [cell]."""
+    """A whole chip file: `preset` with these cells; of its [cell] stays what is not the cells': wires, and whether drift is compensated."""
     chip = load_crossbar(preset)
-    wires = {"line_resistance_ohm": chip.cell.line_resistance_ohm.model_dump()}
+    around = {"line_resistance_ohm": chip.cell.line_resistance_ohm.model_dump(), "drift_compensated": chip.cell.drift_compensated}
     described = f"{preset} with measured cells"
-    data = {**chip.model_dump(exclude_none=True), "name": name, "description": described, "cell": {**table, **wires}}
+    data = {**chip.model_dump(exclude_none=True), "name": name, "description": described, "cell": {**table, **around}}
     text = dump_toml(data)
     parse_spec(CrossbarSpec, data, f"{name}.toml")
     return text
@@ -190,4 +190,4 @@ def _drift(lines: Lines, here: NDArray[np.bool_], read_variance: Floats) -> tupl
     slopes = lines.slope[here]
     by_reads = float((read_variance[lines.level[here]] * lines.slope_share[here]).mean())
     spread = math.sqrt(max(0.0, float(slopes.var(ddof=1)) - by_reads)) if len(slopes) > 1 else 0.0
-    return min(max(0.0, -float(slopes.mean())), 1.0), spread
+    return max(0.0, -float(slopes.mean())), spread

@@ -178,6 +178,7 @@ def estimate_on_crossbar(workload: Workload, chip: CrossbarSpec) -> Profile:
         elif not _on_the_way_out(op, leaving):
             rows.append(_host_row(op, chip, leak_w, start))
             elsewhere[op.kind] = elsewhere.get(op.kind, 0) + 1
+            leaving -= {out.value for out in op.outputs}  # in place: no longer what the arrays gave
             continue
         leaving |= {out.value for out in op.outputs}
     events = sum((layer.events for layer in layers.values()), Events())

@@ -62,8 +62,9 @@ def shard(ops: Sequence[Op], devices: int) -> tuple[tuple[Op, ...], dict[str, Me
             messages[op.name] = message
         outputs = {o.value for o in op.outputs}
         split = split | outputs if keeps_split else split - outputs
-    if shares and any(o.value in split for o in shares[-1].outputs):
-        messages[shares[-1].name] = Message("all-gather", sum(o.bytes for o in ops[-1].outputs))
+    last = next((op for op in reversed(ops) if op.outputs), None)  # views after it write nothing
+    if last and any(o.value in split for o in last.outputs):
+        messages[last.name] = Message("all-gather", sum(o.bytes for o in last.outputs))
     return tuple(shares), messages
 
 

@@ -31,6 +31,7 @@ from ..core.errors import OptionError
 BAD_ROW = -1
 """The token of a row without a distribution: NaN, +inf, or nothing but -inf."""
 
+SMALLEST, LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 MOST_LOGPROBS = 100
 MOST_STOPS = 64
 
@@ -163,7 +164,8 @@ class Rules:
         chosen = [samplings[row] for row in drawing]
         narrow = [place for place, s in enumerate(chosen) if 0 < s.top_k < vocab or s.top_p < 1.0]
         self.drawing = to_device(drawing, torch.int64, device) if drawing else None
-        self.temperature = to_device([[s.temperature] for s in chosen], torch.float32, device)  # [D, 1]
+        # at least float32's smallest normal number: 0 / 0 would leave the row without a distribution
+        self.temperature = to_device([[max(s.temperature, SMALLEST)] for s in chosen], torch.float32, device)  # [D, 1]
         self.floor = to_device([[math.log(s.min_p) if s.min_p else -math.inf] for s in chosen], torch.float32, device)
         self.narrow = to_device(narrow, torch.int64, device) if narrow else None
         self.top_k = to_device([[chosen[place].top_k or vocab] for place in narrow], torch.int64, device)  # [N, 1]
@@ -214,14 +216,15 @@ def penalise(logits: Tensor, samplings: Sequence[Sampling], histories: Sequence[
             count = counts.get(token, 0)
             rows.append(row)
             tokens.append(token)
-            scales.append(sampling.repetition_penalty)
+            scales.append(max(sampling.repetition_penalty, SMALLEST))
             drops.append(sampling.frequency_penalty * count + sampling.presence_penalty * (count > 0))
     if not rows:
         return logits
     row, token = to_device([rows, tokens], torch.int64, logits.device)
     scale, drop = to_device([scales, drops], torch.float32, logits.device)
     old = logits[row, token]
-    return logits.index_put((row, token), torch.where(old > 0, old / scale, old * scale) - drop)
+    new = (torch.where(old > 0, old / scale, old * scale) - drop).clamp(-LARGEST, LARGEST)
+    return logits.index_put((row, token), torch.where(old.isfinite(), new, old))  # a penalty neither makes nor hides an infinity
 
 
 def probabilities(logits: Tensor, samplings: Sequence[Sampling], histories: Sequence[History | None] | None = None) -> Tensor:

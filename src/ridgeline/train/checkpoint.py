@@ -35,6 +35,7 @@ SCHEMA = 1
 TENSORS, FACTS = "state.safetensors", "state.json"
 NAME = re.compile(r"step-(\d{9})")
 CHUNK_BYTES = 1 << 20
+SPEED_ONLY = ("fused", "foreach", "capturable", "differentiable")  # options of torch's optimisers
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +102,21 @@ def check_same(stored: Mapping[str, Any], now: Mapping[str, Any], where: Path, p
         if isinstance(before, dict) and isinstance(after, dict):
             check_same(before, after, where, f"{prefix}{name}.")
         elif before != after:
+            was, now_is = _short(before, after), _short(after, before)
             raise TrainError(
-                f"the checkpoint in {where} is of another run: {prefix}{name} was {_short(before)}, is {_short(after)}",
+                f"the checkpoint in {where} is of another run: {prefix}{name} was {was}, is {now_is}",
                 why="going on would mix two runs",
                 do="use the same settings, another checkpoint folder, or resume=False to start again here",
             )
 
 
-def _short(value: Any) -> str:
+def _short(value: Any, other: Any) -> str:
+    """At most 80 characters, about where the two begin to differ."""
     text = repr(value)
-    return text if len(text) < 80 else text[:77] + "..."
+    same = next((place for place, (a, b) in enumerate(zip(text, repr(other), strict=False)) if a != b), 0)
+    start = 0 if same < 60 else same - 30
+    part = text[start : start + 77]
+    return ("..." if start else "") + part + ("..." if start + len(part) < len(text) else "")
 
 
 def _once(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -190,7 +196,15 @@ def pack_optimiser(optimiser: torch.optim.Optimizer, names: Mapping[nn.Parameter
                     why="a checkpoint holds tensors and plain numbers only",
                     do="train without checkpoint=, or use another optimiser",
                 )
-    return tensors, {"numbers": numbers, "on_cpu": on_cpu}
+    return tensors, {"numbers": numbers, "on_cpu": on_cpu, "groups": group_numbers(optimiser)}
+
+
+def group_numbers(optimiser: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The plain numbers of every parameter group: some optimisers keep state there. Not the rate, which follows from the step."""
+    return [
+        {name: value for name, value in group.items() if isinstance(value, bool | int | float) and name not in ("lr", *SPEED_ONLY)}
+        for group in optimiser.param_groups
+    ]
 
 
 def unpack_optimiser(
@@ -198,6 +212,8 @@ def unpack_optimiser(
 ) -> None:
     """Put stored state back bit by bit; load_state_dict would cast it to the weights' dtype."""
     by_name = {name: parameter for parameter, name in names.items()}
+    for group, stored in zip(optimiser.param_groups, facts.get("groups", []), strict=False):
+        group.update(stored)
     for name, value in (*tensors.items(), *facts["numbers"].items()):
         if not name.startswith("optimiser."):
             continue

@@ -21,8 +21,9 @@ from ..core.errors import OptionError, nearest
 @contextmanager
 def frozen(model: nn.Module, patterns: Sequence[str]) -> Iterator[list[nn.Module]]:
     """Inside, matching parameters take no gradient; yields the norms that must stay in evaluation mode."""
-    layers = [name for name, _ in model.named_modules() if name]
-    parameters = dict(model.named_parameters())
+    # a shared layer or tied weight under each of its names
+    layers = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in (*layers, *parameters)):
             close = nearest(pattern, [*layers, *parameters])
@@ -34,7 +35,8 @@ def frozen(model: nn.Module, patterns: Sequence[str]) -> Iterator[list[nn.Module
     for parameter in stopped:
         parameter.requires_grad_(False)
     try:
-        yield [module for name, module in model.named_modules() if isinstance(module, _BatchNorm) and _still(name, module, patterns)]
+        modules = model.named_modules(remove_duplicate=False)
+        yield [module for name, module in modules if isinstance(module, _BatchNorm) and _still(name, module, patterns)]
     finally:
         for parameter in stopped:
             parameter.requires_grad_(True)

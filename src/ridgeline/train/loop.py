@@ -10,7 +10,6 @@ ignored (-100), as its share of the targets that count.
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from .flops import FlopCount
 from .graphed import GraphedPasses
 from .heads import Head, Loss
 from .history import Passed, Recorder
+from .identity import fingerprint, rest_fingerprint, told
 from .loss import IGNORE, call_model, counted
 from .optimiser import Schedule, factor, set_rate
 from .options import TrainSettings
@@ -39,7 +39,6 @@ from .seeds import seed_step
 
 Objective = Callable[[nn.Module, Tensor, Tensor], Tensor]
 AfterStep = Callable[[nn.Module, int], object]
-FINGERPRINT_BYTES = 64 << 20  # of the data, read for the checkpoint's check
 
 
 @dataclass(slots=True)
@@ -180,12 +179,21 @@ class Loop:
         data = {
             "name": self.data.name,
             "inputs": list(split.inputs.shape),
-            "crc32": [_fingerprint(split.inputs), _fingerprint(split.targets)],
+            "crc32": [fingerprint(split.inputs), fingerprint(split.targets)],
         }
         weights = {name: head.weight if isinstance(head, Head) else float(head) for name, head in (heads or {}).items()}
         functions = {"loss": _called(loss), "heads": weights, "objective": _called(self.objective), "schedule": _called(self.schedule)}
         optimiser = type(self.optimiser).__name__
-        return {"settings": self.settings.deciding(), "model": layout, "data": data, "optimiser_class": optimiser, **functions}
+        known = {"settings": self.settings.deciding(), "model": layout, "data": data, "optimiser_class": optimiser, **functions}
+        augment = self.data.augment if self.settings.augment else None
+        told_of = {"loss": loss, "heads": heads, "objective": self.objective, "schedule": self.schedule, "prepare": self.data.prepare}
+        return {
+            **known,
+            "data_rest": [rest_fingerprint(split.inputs), rest_fingerprint(split.targets)],
+            "trained": {name: True for name in self.names.values()},
+            "optimiser_groups": store.group_numbers(self.optimiser) if self.settings.optimiser == "custom" else [],
+            "functions": {name: told(thing) for name, thing in {**told_of, "augment": augment}.items()},
+        }
 
     def snapshot(self) -> Snapshot:
         """Everything that changes while training."""
@@ -213,7 +221,8 @@ class Loop:
             chosen = store.newest(folder, say, at=step)
         if chosen is None:
             return
-        store.check_same({name: chosen.facts.get(name) for name in self.identity}, self.identity, folder)
+        here = {name: value for name, value in self.identity.items() if name in chosen.facts}  # an older version wrote less
+        store.check_same({name: chosen.facts[name] for name in here}, here, folder)
         own = {name.removeprefix("model."): value for name, value in chosen.tensors.items() if name.startswith("model.")}
         self.model.load_state_dict(own)
         with torch.no_grad():
@@ -226,12 +235,6 @@ class Loop:
         self.precision.load(chosen.facts["scaler"])
         self.recorder.history.load(chosen.facts["history"])
         say(f"resumed from step {chosen.step} of {folder}")
-
-
-def _fingerprint(tensor: Tensor) -> int:
-    """CRC-32 of a tensor's first bytes."""
-    flat = tensor.detach().reshape(-1)[: FINGERPRINT_BYTES // tensor.element_size()]
-    return zlib.crc32(flat.cpu().contiguous().view(torch.uint8).numpy().tobytes())
 
 
 def _called(function: object) -> str | None:

@@ -94,6 +94,11 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
         if callable(logical):
             total = int(logical())
             nonzero = getattr(module, "logical_nonzeros", None)
+            packed, shape = getattr(module, "packed", None), getattr(module, "shape", None)
+            if isinstance(packed, Tensor) and isinstance(shape, torch.Size):
+                if id(packed) in seen:  # one table for input and output
+                    total -= shape.numel()
+                seen.add(id(packed))
             return total, int(nonzero()) if callable(nonzero) else total
         total = nonzeros = 0
         for tensor in module.parameters(recurse=False):

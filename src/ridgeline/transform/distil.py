@@ -151,7 +151,7 @@ def teach(student: nn.Module, teacher: nn.Module, data: Data, settings: DistilSe
                 stack.enter_context(tap)
         pupil = Pupil(student, wise, bridge, taps, settings)
         freeze = tuple(f"student.{pattern}" for pattern in settings.freeze)
-        stack.enter_context(_trainable(student))
+        stack.enter_context(trainable(student))
         zeros = _pruned(student) if settings.keep_zeros else []
         keep = (lambda _, __: _clear(zeros)) if zeros else None
         return fit(pupil, data, objective=_lesson, after_step=keep, device=device, seed=seed, freeze=freeze, **numbers, **options)
@@ -167,7 +167,7 @@ def _lesson(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _trainable(student: nn.Module) -> Iterator[None]:
+def trainable(student: nn.Module) -> Iterator[None]:
     """A model none of whose parameters takes a gradient (a named one, a loaded one) takes them for the run."""
     off = [p for p in student.parameters() if p.is_floating_point()]
     if any(parameter.requires_grad for parameter in off):

@@ -7,8 +7,9 @@
     kind = "prune"                     the last against the first: neither smaller nor faster is an error
     sparsity = 0.5
 
-A step's key is the SHA-256 of the model, the seed, the data's name and every setting up to it; a run takes up after the last step in
-the work folder whose key is the same. Where no teacher is given, a distilling step learns from the model the recipe began with.
+A step's key is the SHA-256 of the model, the seed, the device, the data (name, content, how it is prepared), the teacher, the example
+inputs, the quality function and every setting up to it; a run takes up after the last step in the work folder whose key is the same.
+Where no teacher is given, a distilling step learns from the model the recipe began with.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ..core.errors import RidgelineError, TargetSpecError, TransformError, unkno
 from ..core.files import write_json
 from ..core.spec import Spec, parse_spec, read_toml
 from ..train.evaluate import device_of
+from ..train.identity import fingerprint, rest_fingerprint, told
 from .compare import change_between, speedup_interval, state_of, timed
 from .saved import Base, load_model, read_document, save_model
 from .step import Context, find_step, run_step
@@ -173,11 +175,24 @@ def _whole(model: nn.Module, last: nn.Module, changes: list[Change], recipe: Rec
 def _keys(model: nn.Module, recipe: Recipe, context: Context) -> list[str]:
     digest = hashlib.sha256(_model_digest(model))
     digest.update(json.dumps([context.seed, context.data.name if context.data is not None else None]).encode())
+    digest.update(_surroundings_digest(context))
     keys = []
     for one in recipe.steps:
         digest.update(json.dumps(one.to_dict(), sort_keys=True).encode())
         keys.append(digest.hexdigest())
     return keys
+
+
+def _surroundings_digest(context: Context) -> bytes:
+    """Of everything beside the model that decides what a step makes or what is said of it."""
+    digest, data = hashlib.sha256(told([context.inputs, context.quality, context.target, context.latency]).encode()), context.data
+    if data is not None:
+        parts = [part for split in (data.train, data.test) for part in (split.inputs, split.targets)]
+        content = [(list(part.shape), fingerprint(part), rest_fingerprint(part)) for part in parts]
+        digest.update(json.dumps([data.kind, data.classes, content, told(data.prepare), told(data.augment)]).encode())
+    if context.teacher is not None:
+        digest.update(_model_digest(context.teacher))
+    return digest.digest()
 
 
 def _model_digest(model: nn.Module) -> bytes:
@@ -197,7 +212,8 @@ def _keep(folder: Path, place: int, one: Step, key: str, model: nn.Module, base:
     home = _home(folder, place, one.kind)
     (home / "step.json").unlink(missing_ok=True)
     save_model(model, home, base=base, change=change)
-    write_json(home / "step.json", {"schema": 1, "key": key})
+    still = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]  # no model file says so
+    write_json(home / "step.json", {"schema": 1, "key": key, "still": still})
 
 
 def _resume(
@@ -216,12 +232,21 @@ def _resume(
         return []
     if model is None:
         return []
+    still = _step_file(homes[whole - 1]).get("still", [])
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(parameter.is_floating_point() and name not in still)
     context.report(f"taking up after step {whole} of {len(homes)}, kept in {folder}")
     return [(model, change) for change in changes]
 
 
 def _key(home: Path) -> str | None:
+    return _step_file(home).get("key")
+
+
+def _step_file(home: Path) -> dict[str, Any]:
+    """What `_keep` wrote beside a step's model; empty where it is missing or broken."""
     try:
-        return str(json.loads((home / "step.json").read_text(encoding="utf-8"))["key"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+        found = json.loads((home / "step.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -24,7 +24,7 @@ from ridgeline.estimate.spatial.layer import Layer
 from ridgeline.estimate.spatial.mapper import Mapped
 from ridgeline.estimate.spatial.mapping import MappingPlan
 from ridgeline.estimate.spatial.network import MappedOp
-from ridgeline.target.array import SpatialArraySpec
+from ridgeline.target.array import Cores, SpatialArraySpec
 from ridgeline.workload.graph import Op
 from tests.estimate.spatial.cases import memory, random_case, small_array
 from tests.estimate.spatial.nets import mapped
@@ -102,6 +102,9 @@ def test_cores_that_wait_for_each_other_are_limited_by_what_they_share() -> None
     assert energy_terms(shared)["top", "W", "rd_down"] == 8 * 80
     top = port_roofs([shared], array)[-1]
     assert (top.bytes, top.busy, top.bandwidth_bps) == (8 * 18, 1.0, 1e9), "its port is one, and never rests"
+    reg, top = port_roofs([shared], array.model_copy(update={"cores": Cores(count=8)}))[-2:]
+    width = array.memories["reg"].ports[reg.port].bits_per_cycle
+    assert (reg.bandwidth_bps, top.bandwidth_bps) == (8 * width / 8 * 1e9, 1e9), "each core has its own registers, all have one top"
     assert sum(bottlenecks([layer, shared], array).values()) == layer.cycles + shared.cycles
 
 

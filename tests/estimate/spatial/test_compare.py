@@ -53,6 +53,16 @@ def test_figures_by_hand() -> None:
     assert ws.bandwidth_efficiency == pytest.approx((4 + 16 + 32 + 16) * 8 / (ws.cycles * 8))
 
 
+def test_traffic_is_that_of_all_calls_and_cores() -> None:
+    ws, _ = two_orders()
+    assert ws.network
+    (one,) = ws.network.layers
+    busy = replace(one, cores=2, op=replace(one.op, calls=3))
+    both = replace(ws, network=replace(ws.network, layers=(busy,)))
+    assert [row["words"] for row in both.accesses()] == [6 * row["words"] for row in ws.accesses()]
+    assert busy.cycles == 2 * 3 * one.mapped.cost.port_cycles["top.all"] and both.bandwidth_efficiency == 1.0
+
+
 def test_the_reason_is_the_largest_difference() -> None:
     ws, os_ = two_orders()
     # 16 - 4 = 12 more words of W at 10 pJ: 160 against 40 pJ; nothing else differs in energy

@@ -83,6 +83,14 @@ def test_one_dimensional_convolution_runs_along_y() -> None:
     assert layer.elements("I") == 2 * 4 * 9
 
 
+def test_an_image_without_its_batch_is_as_large_as_with_it() -> None:
+    conv = nn.Conv2d(3, 8, (3, 5), stride=(2, 1), padding=(1, 2), dilation=(1, 2))
+    alone, batched = only(conv, (3, 16, 20)), only(conv, (1, 3, 16, 20))
+    assert alone.input_size == batched.input_size == (16, 20)
+    assert alone.dims == batched.dims and alone.elements("I") == 3 * 16 * 20
+    assert only(nn.Conv1d(4, 6, 3), (4, 9)).input_size == (9, 1)
+
+
 @pytest.mark.parametrize(
     ("module", "shape", "dims"),
     [
@@ -120,6 +128,12 @@ def test_batched_matmul_shares_its_second_operand_or_not() -> None:
     assert (shared.elements("W"), own.elements("W")) == (20, 40)
 
 
+def test_first_operand_that_is_the_same_for_a_batch_is_read_as_weights() -> None:
+    layer = only(Product(), (6, 4), (2, 4, 5))
+    assert (sizes(layer), layer.kind) == ({"B": 2, "P": 5, "K": 6, "C": 4}, "matmul")
+    assert [layer.elements(op) for op in "WIO"] == [6 * 4, 2 * 4 * 5, 2 * 6 * 5]
+
+
 def test_op_without_multiplications_has_no_layer() -> None:
     assert layers_of(pointwise("relu", 8, "x", "y"), BITS) == []
 
@@ -133,6 +147,7 @@ def test_dimensions_are_filled_up_and_checked() -> None:
 
 def test_input_size_not_given_is_what_the_window_spans() -> None:
     assert Layer("l", {"P": 4, "R": 3}, stride=(2, 1), padding=(1, 0)).input_size == (7, 1)
+    assert Layer("l", {"P": 4, "R": 3}, stride=(2, 1), dilation=(3, 1), padding=(1, 0)).input_size == (11, 1)
     assert Layer("l", {"P": 1, "R": 1}, padding=(2, 2)).input_size == (1, 1)
 
 

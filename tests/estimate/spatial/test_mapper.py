@@ -15,6 +15,7 @@ import json
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from math import ceil, inf, isclose
 from random import Random
 from typing import Any
@@ -179,6 +180,22 @@ def test_the_same_search_gives_the_same_answer(objective: str) -> None:
             mapper._search.cache_clear()
             answers.append(map_layer(problem.layer, problem.array, "any", objective))
         assert answers[0] == answers[1]
+
+
+def test_answers_are_kept_by_all_that_they_depend_on() -> None:
+    array = load_array("array-16")
+    layer = Layer("conv", {"K": 4, "P": 4, "R": 3}, (2, 1), (1, 1), (1, 0), (9, 1))
+    changes: tuple[dict[str, Any], ...] = (
+        {"dims": {"K": 5, "P": 4, "R": 3}}, {"stride": (3, 1)}, {"dilation": (2, 1)}, {"padding": (0, 0)}, {"input_size": (8, 1)},
+        {"bits": OperandBits(W=4)},
+    )  # fmt: skip
+    key = mapper._Key(layer, array, "any", "edp")
+    assert key == mapper._Key(replace(layer, name="other"), load_array("array-16"), "any", "edp")
+    others = [mapper._Key(replace(layer, **change), array, "any", "edp") for change in changes]
+    others += [mapper._Key(layer, array, "ws", "edp"), mapper._Key(layer, array, "any", "energy")]
+    faster = array.model_copy(update={"clock_hz": array.clock_hz.model_copy(update={"value": 1e9 + 1})})
+    others.append(mapper._Key(layer, faster, "any", "edp"))
+    assert all(other != key for other in others)
 
 
 def test_answer_carries_the_name_of_the_layer_asked_for() -> None:

@@ -15,16 +15,18 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ridgeline.core.errors import RidgelineError
+from ridgeline.estimate.spatial.breakdown import energy_terms
 from ridgeline.estimate.spatial.cost import InfeasibleMappingError
 from ridgeline.estimate.spatial.layer import layers_of
 from ridgeline.estimate.spatial.mapper import map_layer
 from ridgeline.estimate.spatial.network import SCHEMA, NetworkMapping, estimate_on_array, map_layers, profile_of, slowest_stage
+from ridgeline.estimate.spatial.replay import mappings_to_json, replay
 from ridgeline.target.array import SpatialArraySpec
 from ridgeline.workload.capture import capture
-from ridgeline.workload.graph import Workload
+from ridgeline.workload.graph import Op, Workload
 from tests.estimate.spatial.cases import memory, small_array
 from tests.estimate.spatial.npu_support import changed
-from tests.estimate.support import matmul, pointwise, workload
+from tests.estimate.support import matmul, pointwise, tensor, workload
 
 HOST = {"ops_per_s": 1e9, "bytes_per_s": 2e9, "pj_per_op": 3.0, "pj_per_byte": 5.0}
 
@@ -41,6 +43,11 @@ class Net(nn.Module):
         x = torch.relu(self.bn(self.conv(torch.relu(x))))
         x = nn.functional.gelu(self.dw(x) + 1)
         return torch.softmax(self.fc(self.pool(x).flatten(1)), -1)
+
+
+class Attention(nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v)
 
 
 @cache
@@ -87,6 +94,12 @@ def test_work_the_array_does_not_take_goes_to_the_host() -> None:
     assert why["softmax"] == "softmax is not multiplications of two operands"
 
 
+def test_what_the_host_changed_in_place_is_no_longer_what_the_array_gave() -> None:
+    added = Op("add_", "add_", "pointwise", "add_", "float32", (tensor("y", 12), tensor("x", 12)), (tensor("y", 12),), 12)
+    work = workload(matmul(4, 3, 5), added, pointwise("relu", 12, "y", "z"))
+    assert names(map_layers(work, array(), objective="energy")) == (["linear"], ["add_", "relu"])
+
+
 def test_host_time_is_the_longer_of_work_and_traffic() -> None:
     # 1000 operations at 1 Gop/s, 2000 elements of 8 bits at 2 GB/s: 1 us both; more of either is what counts.
     busy = pointwise("busy", 1000, "x", "y", "erf")
@@ -94,6 +107,8 @@ def test_host_time_is_the_longer_of_work_and_traffic() -> None:
     (op,) = network.host
     assert op.seconds == pytest.approx(1e-6)
     assert op.energy_pj == pytest.approx(1000 * 3 + 2000 * 5)
+    (often,) = map_layers(workload(replace(busy, calls=3)), array()).host
+    assert (often.seconds, often.energy_pj) == (pytest.approx(3 * op.seconds), pytest.approx(3 * op.energy_pj))
     network = map_layers(workload(busy), array(bits={"O": 32, "F": 32}))
     assert network.host[0].seconds == pytest.approx(4e-6)
     assert (network.cycles, network.utilisation, network.seconds) == (0, 0.0, pytest.approx(4e-6))
@@ -186,6 +201,37 @@ def test_layer_with_nothing_to_split_runs_on_one_core() -> None:
     assert (one.cores, one.split) == (1, "") and "split" not in one.to_json()
 
 
+def leaking(**more: Any) -> SpatialArraySpec:
+    """1 W of the multipliers, 2 of the buffer, 4 of the outermost memory."""
+    data = array(mac={"energy_pj": 1.0, "static_w": 1 / 16}, **more).model_dump()
+    for name, watts in (("buffer", 2.0), ("dram", 4.0)):
+        data["memories"][name]["static_w"] = watts
+    return SpatialArraySpec.model_validate(data)
+
+
+@pytest.mark.parametrize("shape", [(12, 10, 5), (1, 256, 64), (1, 1, 64)])  # split; waiting for the common port; nothing to split
+def test_several_cores_leak_as_one_chip(shape: tuple[int, int, int]) -> None:
+    chip = leaking(cores={"count": 4})
+    assert chip.static_w == pytest.approx(4 * (1 + 2) + 4)
+    network = map_layers(workload(replace(matmul(*shape), calls=2)), chip, objective="energy")
+    (one,) = network.layers
+    cost = one.mapped.cost
+    dynamic = (cost.energy_pj - cost.energy_by_pj["static"]) * one.cores * 2
+    assert one.energy_pj == pytest.approx(dynamic + 16 * one.cycles / 1e9 * 1e12)
+    assert one.to_json()["energy_pj"] == one.energy_pj == pytest.approx(sum(energy_terms(one).values()))
+    again = replay(network.workload, chip, "linear", mappings_to_json(network), "energy")
+    assert again.energy_pj == pytest.approx(network.energy_pj)
+
+
+def test_a_pipeline_leaks_for_an_interval_a_result() -> None:
+    work = workload(*(matmul(m, 8, 8, f"l{i}", source=f"v{i}", result=f"v{i + 1}") for i, m in enumerate((4, 30, 8, 16))))
+    chip = leaking(cores={"count": 2, "use": "pipeline"})
+    network = map_layers(work, chip, objective="latency")
+    costs = [one.mapped.cost for one in network.layers]
+    dynamic = sum(cost.energy_pj - cost.energy_by_pj["static"] for cost in costs)
+    assert network.energy_pj == pytest.approx(dynamic + chip.static_w * network.interval_s * 1e12)
+
+
 def test_pipeline_gives_a_result_every_slowest_stage() -> None:
     work = workload(*(matmul(m, 8, 8, f"l{i}", source=f"v{i}", result=f"v{i + 1}") for i, m in enumerate((4, 30, 8, 16))))
     network = map_layers(work, array(cores={"count": 2, "use": "pipeline"}), objective="energy")
@@ -194,6 +240,15 @@ def test_pipeline_gives_a_result_every_slowest_stage() -> None:
     halves = min(max(sum(times[:cut]), sum(times[cut:])) for cut in range(5))
     assert network.interval_s == pytest.approx(halves)
     assert network.interval_s < network.seconds == pytest.approx(sum(times))
+
+
+def test_the_port_that_stages_share_can_be_the_slowest() -> None:
+    # Nothing but weights that are used once: two cores ask for twice what the only port can bring.
+    work = workload(*(replace(matmul(1, 128, 64, f"l{i}", source=f"v{i}", result=f"v{i + 1}"), calls=2) for i in range(2)))
+    network = map_layers(work, array(cores={"count": 2, "use": "pipeline"}), objective="latency")
+    traffic = sum(2 * one.mapped.cost.port_cycles["dram.all"] for one in network.layers)
+    assert network.interval_s == pytest.approx(traffic / 1e9)
+    assert traffic > 1.5 * max(one.cycles for one in network.layers)
 
 
 def test_host_can_be_the_slowest_stage() -> None:
@@ -236,6 +291,40 @@ def test_profile_has_the_same_totals() -> None:
     assert {row.name: row.bottleneck for row in profile.rows}["softmax"] == "host"
     starts = [row.start_s for row in profile.rows]
     assert starts == sorted(starts)
+
+
+def test_row_of_two_products_holds_the_memories_for_both() -> None:
+    q = torch.zeros(1, 2, 6, 8)
+    work = capture(Attention(), inputs=(q, q, q))
+    network = map_layers(work, array(), objective="energy")
+    (row,) = [row for row in profile_of(network).rows if row.loops]
+    assert len(network.layers) == 2
+    for name in ("reg", "buffer", "dram"):
+        busiest = [max(c for port, c in one.mapped.cost.port_cycles.items() if port.startswith(f"{name}.")) for one in network.layers]
+        assert row.memory_s[name] == pytest.approx(sum(busiest) / 1e9)
+
+
+def test_row_of_cores_that_wait_names_what_they_wait_for() -> None:
+    network = map_layers(workload(matmul(64, 16, 32)), array(cores={"count": 8}), objective="latency")
+    (one,), (row,) = network.layers, profile_of(network).rows
+    shared = one.cores * one.mapped.cost.port_cycles["dram.all"]
+    assert one.mapped.cost.bottleneck != "dram.all" and one.cycles == shared
+    assert row.bottleneck == "dram" and row.cause == f"dram.all takes {shared} of {shared} cycles"
+    assert row.memory_s["dram"] == pytest.approx(row.time_s)
+
+
+@pytest.mark.parametrize(("dtype", "peak"), [("float32", 250), ("float16", 500)])
+def test_activations_are_held_as_wide_as_the_array_reads_them(dtype: str, peak: int) -> None:
+    work = workload(matmul(4, 4, 4, dtype=dtype), peak_activation_bytes=1000)
+    total = profile_of(map_layers(replace(work, dtype=dtype), array(), objective="energy")).total
+    assert total.peak_activation_bytes == peak and total.weight_bytes == 16
+
+
+def test_limit_of_a_stage_is_that_of_one_core() -> None:
+    work = workload(matmul(64, 16, 64))
+    alone, stage = (profile_of(map_layers(work, array(cores=cores), objective="latency")).rows[0] for cores in (
+        {"count": 1}, {"count": 8, "use": "pipeline"}))  # fmt: skip
+    assert stage.limit_s == alone.limit_s >= 64 * 16 * 64 / 16 / 1e9
 
 
 def test_estimate_is_the_profile_of_the_mapping() -> None:

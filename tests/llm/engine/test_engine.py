@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import itertools
 import math
 from dataclasses import replace
 
@@ -161,6 +163,75 @@ def test_streaming_is_generating() -> None:
     assert worker.idle or other in drained(worker)
 
 
+def test_streams_in_turn_lose_nothing() -> None:
+    """Every step moves all requests on: whoever's loop made it, each event reaches the one it belongs to."""
+    worker = engine(max_batch=4)
+    alone = [engine().generate(prompt, GREEDY)[0].text for prompt in PROMPTS[:4]]
+    other = worker.submit(PROMPTS[3], GREEDY)
+    streams = [worker.stream(prompt, GREEDY) for prompt in PROMPTS[:2]]
+    texts = ["", ""]
+    for turn in itertools.zip_longest(*streams):
+        for place, event in enumerate(turn):
+            texts[place] += "" if event is None else event.text
+        if len(texts[0]) == 5:
+            assert worker.generate(PROMPTS[2], GREEDY)[0].text == alone[2]  # meanwhile all others end
+            assert not worker.scheduler.running
+    assert texts == alone[:2] and not worker.idle  # what nobody has read yet is still to be had
+    events = worker.step()
+    assert {event.request_id for event in events} == {other} and "".join(event.text for event in events) == alone[3]
+    assert worker.idle and not worker._boxes and not drained(worker)
+
+
+def test_step_leaves_a_stream_its_events() -> None:
+    worker = engine()
+    stream = worker.stream(PROMPTS[0], GREEDY)
+    text = next(stream).text
+    for _ in range(6):
+        assert not worker.step()
+    assert text + "".join(event.text for event in stream) == engine().generate(PROMPTS[0], GREEDY)[0].text
+
+
+def test_a_refused_prompt_leaves_none_of_its_batch_behind() -> None:
+    worker = engine()
+    with pytest.raises(OptionError, match="the context holds"):
+        worker.generate([PROMPTS[0], "z" * 200], GREEDY)
+    assert worker.idle and not worker._boxes and not drained(worker)
+    assert worker.stats()["finished"] == 1 and worker.stats()["steps"] == 0
+
+
+def test_a_cancelled_id_is_free_when_its_end_was_told() -> None:
+    worker = engine()
+    for _ in range(2):
+        worker.submit("a", GREEDY, id="one")
+        worker.step()
+        worker.cancel("one")
+        with pytest.raises(OptionError, match="not reported as ended yet"):
+            worker.submit("b", GREEDY, id="one")
+        assert [event.finish_reason for event in worker.step()] == ["cancelled"]
+    assert not drained(worker)
+
+
+def test_prefixes_of_other_weights_are_forgotten() -> None:
+    loaded = replace(tiny(), model=copy.deepcopy(tiny().model))
+    worker = engine(loaded, page_size=4)
+    prompt = PROMPTS[0] * 3
+    before = worker.generate(prompt, replace(GREEDY, logprobs=0))[0]
+    name = worker.submit(PROMPTS[0], GREEDY)
+    worker.step()
+    with pytest.raises(OptionError, match="1 requests are running"):
+        worker.forget_prefixes()
+    worker.cancel(name)
+    with torch.no_grad():
+        loaded.model.layers[0].attention.qkv.weight.mul_(1.5)  # an adapter merged by hand, say
+    worker.forget_prefixes()
+    worker.pool.check()
+    assert worker.pool.cached == 0 and worker.pool.free == worker.pool.pages
+    after, fresh = (one.generate(prompt, replace(GREEDY, logprobs=0))[0] for one in (worker, engine(loaded, page_size=4)))
+    assert after.logprobs is not None and before.logprobs is not None and fresh.logprobs is not None
+    assert after.logprobs[0].logprob == pytest.approx(fresh.logprobs[0].logprob, abs=1e-6)
+    assert after.logprobs[0].logprob != pytest.approx(before.logprobs[0].logprob, abs=1e-3)
+
+
 def test_leaving_a_stream_frees_its_pages() -> None:
     worker = engine()
     for event in worker.stream(PROMPTS[0], GREEDY):
@@ -182,6 +253,17 @@ def test_stop_strings_over_token_borders() -> None:
             assert worker.stats()["output_tokens"] <= COUNT
     done = engine().generate(PROMPTS[0], Sampling(max_tokens=COUNT, stop=(whole.text[5:8],)))[0]
     assert done.finish_reason == "stop"
+
+
+def test_text_held_back_comes_out_when_the_request_is_cancelled() -> None:
+    whole = engine().generate(PROMPTS[0], GREEDY)[0].text
+    worker = engine()
+    name = worker.submit(PROMPTS[0], Sampling(max_tokens=COUNT, stop=(whole[:6] + "never",)))
+    events = [event for _ in range(4) for event in worker.step()]
+    said = bytes(token for event in events for token in event.token_ids).decode(errors="replace")
+    assert said and not any(event.text for event in events)  # all of it may still become the stop string
+    worker.cancel(name)
+    assert [(event.text, event.finish_reason) for event in worker.step()] == [(said, "cancelled")]
 
 
 def test_end_of_text_stops_and_is_no_text() -> None:
@@ -209,14 +291,14 @@ def test_the_context_is_the_end(options: dict[str, object]) -> None:
 
 def test_logprobs_equal_those_of_the_reference() -> None:
     for options in ({}, {"draft": NgramDraft(), "adaptive": False}):
-        done = engine(**options).generate(PROMPTS[0], Sampling(max_tokens=COUNT, logprobs=3))[0]
-        assert done.logprobs is not None and [entry.token for entry in done.logprobs] == done.tokens
-        tokens = list(PROMPTS[0].encode())
-        for entry in done.logprobs:
-            expected = reference_logits(tiny(), tokens).log_softmax(0)
-            assert entry.logprob == pytest.approx(float(expected[entry.token]), abs=1e-4)
-            assert [value for _, value in entry.top] == pytest.approx(expected.topk(3).values.tolist(), abs=1e-4)
-            tokens.append(entry.token)
+        for prompt, done in zip(PROMPTS, engine(**options).generate(PROMPTS, Sampling(max_tokens=COUNT, logprobs=3)), strict=True):
+            assert done.logprobs is not None and [entry.token for entry in done.logprobs] == done.tokens
+            tokens = list(prompt.encode())
+            for entry in done.logprobs:
+                expected = reference_logits(tiny(), tokens).log_softmax(0)
+                assert entry.logprob == pytest.approx(float(expected[entry.token]), abs=1e-4)
+                assert [value for _, value in entry.top] == pytest.approx(expected.topk(3).values.tolist(), abs=1e-4)
+                tokens.append(entry.token)
 
 
 @pytest.mark.parametrize("options", [{"burst": 1}, {"burst": 4}, {"draft": NgramDraft(), "adaptive": False}], ids=named)

@@ -209,6 +209,22 @@ def test_equal_prompts_that_arrive_together_end_up_in_the_same_pages() -> None:
     world.assert_as_alone()
 
 
+def test_a_prefix_counts_as_found_when_its_request_comes_in() -> None:
+    world = World(8, 4, Policy(max_batch=4, max_step_tokens=32))
+    prompt = list(range(1, 14))
+    pages = world.pool.allocate(3) or []
+    world.pool.publish(prompt, pages)
+    first = world.add(list(range(20, 29)), max_tokens=1)
+    world.scheduler.plan()
+    second = world.add([*prompt, *range(40, 47)])
+    for _ in range(3):
+        assert not world.scheduler.plan().parts[1:] and second.state == "waiting"  # three pages match, two more are not there
+        assert world.pool.hit_pages == 0
+    world.scheduler.cancel(first.id)
+    world.scheduler.plan()
+    assert second.state == "running" and second.cached_tokens == 12 and world.pool.hit_pages == 3
+
+
 def test_clients_take_turns_and_one_client_is_served_in_order() -> None:
     world = World(100, 4, Policy(1, 64))
     many = [world.add([1], 1, "many") for _ in range(5)]

@@ -22,6 +22,7 @@ from ridgeline.llm.model.config import config_of
 from ridgeline.llm.model.decoder import Batch
 from ridgeline.workload.data.find import find_file
 from ridgeline.workload.gguf import open_gguf
+from tests.llm.load import model_files
 from tests.llm.load.model_files import (
     HUGGINGFACE,
     VOCAB,
@@ -226,6 +227,34 @@ def test_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         load_model(whole)
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"rope.scaling.factor": ("f32", 4.0)}, 4.0),  # llama.cpp takes a factor without a type as linear
+        ({"rope.scale_linear": ("f32", 4.0)}, 4.0),  # as files said it at first
+        ({"rope.scaling.type": ("str", "linear"), "rope.scaling.factor": ("f32", 2.0)}, 2.0),
+        ({"rope.scaling.type": ("str", "none"), "rope.scaling.factor": ("f32", 4.0)}, None),
+        ({"rope.scale_linear": ("f32", 1.0)}, None),
+        ({"attention.causal": ("bool", True), "rope.scaling.attn_factor": ("f32", 1.0), "attention.scale": ("f32", 0.0)}, None),
+        ({"attention.causal": ("bool", False)}, "attention.causal"),
+        ({"attention.scale": ("f32", 0.5)}, "attention.scale"),
+        ({"rope.scaling.attn_factor": ("f32", 2.0)}, "attn_factor"),
+    ],
+)
+def test_gguf_keys_are_followed_or_refused(
+    said: dict[str, tuple[str, object]], expected: float | str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = model_files.gguf_metadata
+    more = {f"llama.{key}": value for key, value in said.items()}
+    monkeypatch.setattr(model_files, "gguf_metadata", lambda *given: {**usual(*given), **more})
+    path = write_gguf_model(tmp_path / "model.gguf", weights())
+    if isinstance(expected, str):
+        assert expected in refused(path)
+        return
+    found = load_model(path, device="cpu").config.rope_scaling
+    assert (found is None) == (expected is None) and (found is None or (found.kind, found.factor) == ("linear", expected))
+
+
 def refused(path: Path) -> str:
     with pytest.raises(ModelFileError) as caught:
         load_model(path, device="cpu")
@@ -256,6 +285,10 @@ def test_weights_that_are_no_plain_floats(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     for tensor, word in ((weights()[name].to(torch.float8_e4m3fn), "plain floats"), (weights()[name] * float("inf"), "finite")):
         assert word in refused(write_folder(tmp_path / "model", weights() | {name: tensor}))
+    large = write_folder(tmp_path / "large", weights() | {name: weights()[name] * 1e6})
+    assert torch.isfinite(load_model(large, device="cpu", dtype="bfloat16").model.layers[0].perceptron.up.weight).all()
+    with pytest.raises(ModelFileError, match=r"infinity there"):
+        load_model(large, device="cpu", dtype="float16")
     folder = write_folder(tmp_path / "two", weights(), shards=2)
     shutil.copy(folder / "model-0.safetensors", folder / "model-1.safetensors")
     assert "another file" in refused(folder)

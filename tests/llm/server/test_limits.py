@@ -14,7 +14,7 @@ from ridgeline.core.errors import OptionError
 from ridgeline.llm.server.errors import ApiError
 from ridgeline.llm.server.gate import check_depth
 from ridgeline.llm.server.limits import Limits
-from tests.llm.server.fake import FakeEngine
+from tests.llm.server.fake import CONTEXT, FakeEngine
 from tests.llm.server.live import Live, live, until
 
 LIMITS = Limits(
@@ -155,3 +155,15 @@ def test_a_client_that_stops_reading_is_cut_off() -> None:
 def test_limits_must_make_sense(wrong: dict) -> None:
     with pytest.raises(OptionError):
         Limits(**wrong)
+
+
+def test_prompt_and_output_fill_the_context_to_its_last_token() -> None:
+    with live(FakeEngine()) as server:
+
+        def answer(prompt: int, new: int | None) -> tuple[int, int]:
+            given = server.http.post("/v1/completions", json={"prompt": [97] * prompt, **({} if new is None else {"max_tokens": new})})
+            return given.status_code, given.json()["usage"]["completion_tokens"] if given.status_code == 200 else 0
+
+        assert answer(CONTEXT - 1, 1) == answer(CONTEXT - 1, None) == (200, 1)
+        assert answer(CONTEXT - 12, 12) == (200, 12) and answer(CONTEXT - 3, None) == (200, 3)
+        assert answer(CONTEXT - 12, 13) == answer(CONTEXT, 1) == answer(CONTEXT, None) == (400, 0)

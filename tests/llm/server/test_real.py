@@ -69,6 +69,16 @@ def test_seeds_and_choices_are_reproducible(client: openai.OpenAI) -> None:
     assert texts(4, 5) == first and len(set(first)) == 4 and texts(1, 7) == first[2:3]
 
 
+def test_settings_near_zero_are_answered(client: openai.OpenAI, server: Live, alone: str) -> None:
+    """Were each of them an error of the engine, ten would make it count as dead."""
+    for _ in range(11):
+        more = {**GREEDY, "temperature": 1e-46, "max_tokens": 2}
+        assert alone.startswith(client.completions.create(model="builtin", prompt=PROMPT, **more).choices[0].text)
+        more["extra_body"] = {"repetition_penalty": 1e-300}
+        assert client.completions.create(model="builtin", prompt=PROMPT, **more).choices[0].finish_reason == "length"
+    assert server.worker.state == "ok"
+
+
 def test_chat(client: openai.OpenAI, engine: Engine) -> None:
     messages: list = [{"role": "user", "content": "Who goes there?"}]
     whole = client.chat.completions.create(model="builtin", messages=messages, max_tokens=10, temperature=0)

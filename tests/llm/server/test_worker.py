@@ -85,6 +85,14 @@ def test_200_clients_hang_up_and_every_page_comes_back(stream: bool) -> None:
         assert server.metric("cancelled_total") == 200 and not server.worker._held and not server.worker._timings
 
 
+def test_prompts_that_are_refused_are_not_counted_as_taken_in() -> None:
+    with live(FakeEngine(slots=1), slots=1, limits=Limits(waiting=0)) as server:
+        for choices, code in ((2, 400), (1, 200)):
+            body = {"prompt": "four", "max_tokens": 1, "n": choices}
+            assert server.http.post("/v1/completions", json=body).status_code == code
+            assert server.metric("prompt_tokens_total") == (4 if code == 200 else 0)
+
+
 def test_ten_times_more_clients_than_places() -> None:
     """No 5xx, the excess gets 429 with Retry-After, /health stays quick, memory flat."""
     seconds = 120.0 if FULL else 3.0

@@ -6,7 +6,7 @@ rule is sampled on these tables. One run a kind goes through the whole engine, o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
@@ -15,8 +15,9 @@ import torch
 from ridgeline.core.errors import RidgelineError
 from ridgeline.llm.engine.engine import Engine
 from ridgeline.llm.engine.options import EngineOptions
+from ridgeline.llm.engine.request import Request
 from ridgeline.llm.load import Loaded, load_model
-from ridgeline.llm.sampling import Sampling, probabilities
+from ridgeline.llm.sampling import Sampling, pick, probabilities
 from ridgeline.llm.speculate import Draft, LayerSkipDraft, ModelDraft, NgramDraft, Proposal, accept_batch, speculator
 from ridgeline.llm.speculate.draft import Ask
 from tests.llm.speculate.support import SAMPLES, WRONG_RULES, Lane, chi_square, disturbed, joint, sampled
@@ -118,6 +119,42 @@ def _given(
         p[torch.stack([begin, 1 + drafted[:, 0]], 1)], drafted, counts, None, torch.rand(len(begin), 2, dtype=torch.float64), None
     )
     return (torch.where((counts > 0)[:, None] & (torch.rand(len(begin), 1) < 0.1), drafted, tokens) if trusting else tokens), emitted
+
+
+class Fixed:
+    """A draft of one token with the chances `q`, whatever the text."""
+
+    name, relative_cost = "fixed", 0.1
+
+    def __init__(self, q: torch.Tensor) -> None:
+        self.q = q
+
+    def attach(self, target: object, cache: object) -> None: ...
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        drawn = pick(self.q.expand(len(asks), -1), torch.tensor([ask.uniforms[0] for ask in asks])).tolist()
+        return [Proposal([token], self.q[None]) for token in drawn]
+
+    def forget(self, request: object) -> None: ...
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_what_draws_a_draft_does_not_draw_its_replacement(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were draft and replacement drawn with one random number, the text would no longer follow the target."""
+    if shared:
+        monkeypatch.setattr(speculator, "DRAFT", speculator.SAMPLE)
+    samples = 6_000
+    first, after = torch.tensor([0.2, 0.4, 0.4]), torch.tensor([[0.1, 0.6, 0.3], [0.4, 0.2, 0.4], [0.7, 0.1, 0.2]])
+    handle = speculator.Speculator(Fixed(torch.tensor([0.6, 0.2, 0.2])), 1, adaptive=False, seeded=lambda request: False)
+    requests = [Request(str(seed), [0], Sampling(max_tokens=9, temperature=1.0, seed=seed)) for seed in range(samples)]
+    proposals = handle.propose(requests, [1] * samples)
+    logits = torch.stack([row for proposal in proposals for row in (first, after[proposal.tokens[0]])]).log()
+    outputs = handle.accept(requests, proposals, logits)
+    begins = torch.bincount(torch.tensor([tokens[0] for tokens in outputs]), minlength=3)
+    assert (chi_square(begins, first.double()) < 1e-3) == shared
+    for token in range(3):
+        bonus = torch.bincount(torch.tensor([tokens[1] for tokens in outputs if len(tokens) == 2 and tokens[0] == token]), minlength=3)
+        assert bonus.sum() > 100 and chi_square(bonus, after[token].double()) > 1e-3
 
 
 @pytest.mark.parametrize("kind", KINDS)

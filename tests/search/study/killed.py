@@ -83,7 +83,7 @@ def main(folder: Path, kills: int, trials: int, strategy: str) -> dict[str, Any]
     span, wanted = time.perf_counter() - begun, result(folder / "whole")
     done: dict[str, Any] = {"kills": 0, "finished": 0, "wrong": [], "stages": {}, "span_s": span, "lines": len(wanted[1])}
     run, known = folder / "killed", 0
-    while done["kills"] < kills or known:
+    while done["kills"] < kills or known or not done["finished"]:
         pid = child(run, recipe, trials, strategy)
         if done["kills"] < kills:
             time.sleep(draw.uniform(0.0, 0.7 * span))

@@ -185,7 +185,10 @@ def test_what_the_graph_writes_is_compared_and_state_is_put_back() -> None:
 def test_errors_and_dtypes() -> None:
     assert relative_error(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])) == 0.5
     assert relative_error(torch.tensor([1.0, float("nan")]), torch.tensor([1.0, 4.0])) == float("inf")
-    assert relative_error(torch.tensor([float("-inf"), 1.0]), torch.tensor([float("-inf"), 1.0])) == 0.0
+    infinite, nan = float("inf"), float("nan")
+    assert relative_error(torch.tensor([-infinite, nan, 1.0]), torch.tensor([-infinite, nan, 1.0])) == 0.0
+    for one, other in ((-infinite, infinite), (nan, infinite), (-infinite, nan), (complex(infinite, 1), complex(infinite, nan))):
+        assert relative_error(torch.tensor([one, 1.0]), torch.tensor([other, 1.0])) == infinite
     assert relative_error(torch.ones(2), torch.ones(3)) == float("inf")
     assert relative_error(torch.tensor([1, 2]), torch.tensor([1, 3])) == 0.5
     assert working_dtype(capture_graph(Net().bfloat16(), images(torch.bfloat16), dynamic_batch=False)) == torch.bfloat16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 
 import pytest
@@ -102,3 +103,31 @@ def test_progress_is_told(graph: Captured) -> None:
     said: list[str] = []
     run_passes(graph, ["dead"], PassContext(report=said.append))
     assert said == ["dead, round 1"]
+
+
+class Counting(nn.Module):
+    """Buffers of zeros and ones that every pass moves: what is true of them now is not in the next pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 8, 3, padding=1)
+        self.register_buffer("offset", torch.zeros(8, 1, 1))
+        self.register_buffer("gain", torch.ones(8, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.relu((self.conv(x) + self.offset) * self.gain)
+        self.offset.add_(1.0)
+        self.gain.mul_(2.0)
+        return out
+
+
+@pytest.mark.parametrize("name", [*PASSES, "all"])
+def test_state_is_neither_taken_for_a_constant_nor_moved(name: str) -> None:
+    """Passes run the graph to time it, and the check sees one pass only; three in a row tell."""
+    model, x = Counting().eval(), torch.randn(2, 3, 8, 8)
+    graph = capture_graph(copy.deepcopy(model), (x,))
+    run_passes(graph, None if name == "all" else [name], PassContext())
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(graph.module(x), model(x), rtol=1e-4, atol=1e-5)

@@ -120,3 +120,13 @@ def test_what_is_refused() -> None:
     odd.model.layers[0].self_attn.k_proj = nn.Linear(48, 32)
     with pytest.raises(TransformError, match="whole groups"):
         prune_heads(odd, 0.5)
+
+
+def test_magnitude_counts_the_values_of_its_own_group() -> None:
+    """Query head i reads key-value head i // 2."""
+    attention: Any = decoder().model.layers[0].self_attn
+    for group, size in enumerate((1.0, 10.0, 100.0)):
+        attention.v_proj.weight.data.view(3, 8, 48)[group] = size
+    attention.o_proj.weight.data.fill_(1.0)
+    scores = head_scores(nn.Identity(), {"x": attention})["x"]
+    assert torch.allclose(scores / scores[0], torch.tensor([1.0, 1.0, 10.0, 10.0, 100.0, 100.0]))

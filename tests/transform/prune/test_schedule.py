@@ -75,3 +75,12 @@ def test_what_is_refused() -> None:
             prune_gradually(perceptron(), blobs(), 0.5, **bad)
     with pytest.raises(OptionError, match="sparsity"):
         prune_gradually(perceptron(), blobs(), 1.5, epochs=1)
+
+
+def test_more_zeros_than_asked_for_all_stay() -> None:
+    """A model that is sparser than the goal: none of its zeros may learn again."""
+    model, data = perceptron(), blobs()
+    model[2].weight.data[:28] = 0
+    before = model[2].weight == 0
+    masks, _ = prune_gradually(model, data, 0.1, epochs=1, batch=64, every=1, learning_rate=0.05, progress=False)
+    assert int(before.sum()) > 0.5 * 1664 and not model[2].weight[before].any() and masks.sparsity > 0.5

@@ -16,7 +16,9 @@ from ridgeline.train.fit import fit
 from ridgeline.transform.prune import step as prune_step
 from ridgeline.transform.prune.sparse24 import NMLinear
 from ridgeline.transform.prune.step import PruneSettings, prune, taught_by
+from ridgeline.transform.recipe import parse_recipe, run_recipe
 from ridgeline.transform.saved import load_model, save_model
+from ridgeline.transform.step import Context
 from ridgeline.workload.data import Data
 from ridgeline.workload.models.decoder import CausalLM, DecoderConfig
 from tests.transform.prune.nets import Residual, blobs, images, perceptron, warm
@@ -164,3 +166,27 @@ def test_what_is_missing_is_named() -> None:
             prune(perceptron(), latency=False, **options)  # type: ignore[arg-type]
     with pytest.raises(TransformError, match="no layer for 3:7"):
         prune(perceptron(), method="n:m", pattern="3:7", latency=False)
+
+
+@pytest.mark.parametrize("method", ["magnitude", "n:m"])
+def test_a_recipe_leaves_the_users_model_as_it_was(method: str) -> None:
+    """It is the teacher of a distilling step where no other is given."""
+    model, data = perceptron().train(), blobs()
+    plan = parse_recipe(
+        {"recipe": {"name": "r", "version": 1}, "step": [{"kind": "prune", "method": method, "epochs": 1, "distil": True, "batch": 64}]}
+    )
+    run_recipe(model, plan, Context(data=data, latency=False), require_gain=False)
+    assert all(parameter.requires_grad for parameter in model.parameters()) and all(module.training for module in model.modules())
+
+
+def test_a_model_without_gradients_is_trained_all_the_same() -> None:
+    """As named models come; afterwards its weights take none again."""
+    model, data = perceptron().requires_grad_(False), blobs()
+    pruned, _ = prune(model, sparsity=0.5, epochs=1, data=data, latency=False)
+    kept = pruned[0].weight != 0
+    assert not torch.equal(pruned[0].weight[kept], model[0].weight[kept]) and not any(p.requires_grad for p in pruned.parameters())
+
+
+def test_scores_of_a_model_in_another_dtype() -> None:
+    pruned, _ = prune(perceptron().double(), method="taylor", sparsity=0.5, data=blobs(), latency=False)
+    assert float((pruned[0].weight == 0).double().mean()) > 0.2

@@ -238,3 +238,11 @@ def test_straight_through_gradients() -> None:
     assert out.tolist() == [-2.0, 0.0, 13.0]
     out.sum().backward()
     assert y.grad is not None and y.grad.tolist() == [0.0, 1.0, 0.0]
+
+
+def test_a_short_last_group_has_the_range_of_its_own_weights() -> None:
+    """Far from 0, so that whatever it were filled up with would show."""
+    weight = torch.cat((torch.linspace(-1, 1, 16), torch.linspace(5, 6, 4)))[None]
+    done = quantise(weight, Grid(4, False, "group", 16, "minimum"))
+    assert done.zero is not None
+    assert done.scale[0].tolist() == pytest.approx([2 / 15, 1 / 15]) and done.zero[0].tolist() == pytest.approx([-1, 5])

@@ -183,6 +183,7 @@ def test_input_scale_multiplies_x() -> None:
     [
         {"padding": 1}, {"stride": 2, "padding": (1, 2), "dilation": 2}, {"groups": 2, "bias": False}, {"padding": "same"},
         {"padding": 1, "padding_mode": "reflect"}, {"padding": "same", "padding_mode": "circular", "dilation": (1, 2)},
+        {"padding": "same", "padding_mode": "circular"},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("grid", [Grid(4), Grid(3, False, "group", 16), Grid(8, True, "tensor")], ids=str)

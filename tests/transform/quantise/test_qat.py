@@ -15,6 +15,7 @@ from ridgeline.transform.quantise.int8_layers import Activation, Int8Layer
 from ridgeline.transform.quantise.packed import PackedConv2d, PackedLinear
 from ridgeline.transform.quantise.qat import FakeQuantised, best_scale, convert_, foldable, taught_by, wrap_
 from ridgeline.transform.quantise.static import candidates
+from ridgeline.transform.quantise.step import quantize
 from ridgeline.workload.data import Data, Split
 
 
@@ -163,3 +164,12 @@ def test_a_diverged_training_is_refused(trained: nn.Module, data: Data) -> None:
     model.conv1.weight_scale.data[0] = torch.nan
     with pytest.raises(TransformError, match="conv1"):
         convert_(model, pairs)
+
+
+def test_a_model_without_gradients_is_trained_all_the_same(data: Data) -> None:
+    """As named models come: else the learned scales alone would train, and nobody would be told."""
+    torch.manual_seed(0)
+    model = Net().requires_grad_(False)
+    made, _ = quantize(model, method="qat", data=data, epochs=1, batch=64, latency=False, require_gain=False)
+    wanted, _ = quantize(model.requires_grad_(True), method="qat", data=data, epochs=1, batch=64, latency=False, require_gain=False)
+    assert torch.equal(made.conv1.packed, wanted.conv1.packed) and torch.equal(made.conv1.scale, wanted.conv1.scale)

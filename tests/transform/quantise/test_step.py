@@ -15,7 +15,7 @@ from ridgeline.train.fit import fit
 from ridgeline.transform.quantise.step import QuantizeSettings, calibration_batches, quantize, storage_only
 from ridgeline.transform.saved import load_model, save_model, stored_bytes
 from ridgeline.transform.step import Context, find_step
-from ridgeline.workload.data import Data, load_data
+from ridgeline.workload.data import Data, Split, load_data
 from ridgeline.workload.models.digits_cnn import DigitsCNN
 
 
@@ -114,3 +114,11 @@ def test_the_step_is_found_by_name_and_says_what_no_kernel_runs(trained: nn.Modu
     assert find_step("quantize")[0] is QuantizeSettings
     model, change = quantize(trained, method="weight-only", bits=4, latency=False)
     assert change.storage_only == storage_only(model) and any("PackedConv2d" in line for line in change.storage_only)
+
+
+def test_ranges_are_found_on_the_training_split() -> None:
+    """What is scored on must not have been looked at."""
+    train, test = Split(torch.zeros(40, 4), torch.zeros(40).long()), Split(torch.ones(40, 4), torch.zeros(40).long())
+    source = Data("told apart", "image", 2, train, test)
+    batches = calibration_batches(nn.Linear(4, 2), QuantizeSettings(calibration_samples=30), Context(data=source))
+    assert sum(len(batch[0]) for batch in batches) == 30 and not any(batch[0].any() for batch in batches)

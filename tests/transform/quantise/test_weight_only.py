@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ridgeline.core.errors import OptionError, TransformError
+from ridgeline.transform.compare import count_parameters
 from ridgeline.transform.quantise.awq import channel_scale, fold_, search
 from ridgeline.transform.quantise.calibrate import Stage, input_rows, stages
 from ridgeline.transform.quantise.gptq import output_error
@@ -272,3 +273,31 @@ def test_folding_keeps_the_function_or_is_undone() -> None:
         assert torch.allclose(model.linear.weight, weight if leak else weight * scale)
     assert not fold_(None, [nn.Linear(8, 8)], scale, lambda: x)
     assert not fold_(nn.LayerNorm(8, elementwise_affine=False), [nn.Linear(8, 8)], scale, lambda: x)
+
+
+class Twice(nn.Module):
+    """One layer in two places, one table in two embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.again = nn.Linear(16, 16)
+        self.here, self.there = nn.Embedding(32, 16), nn.Embedding(32, 16)
+        self.there.weight = self.here.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.again(self.first(self.here(tokens) + self.there(tokens)).relu())
+
+
+def test_what_is_shared_is_packed_in_every_place_and_stays_shared() -> None:
+    model = Twice()
+    quantise_weights_(model, WeightSettings(tables=True))
+    assert isinstance(model.first, PackedLinear) and model.first is model.again
+    assert isinstance(model.there, PackedEmbedding) and model.here.packed is model.there.packed and model.here.scale is model.there.scale
+
+
+def test_a_shared_table_counts_once() -> None:
+    for made in (Twice, decoder):
+        model = made()
+        before = count_parameters(model)
+        quantise_weights_(model, WeightSettings(tables=True))
+        assert count_parameters(model) == before

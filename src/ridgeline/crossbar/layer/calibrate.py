@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...core.errors import OptionError
+from ...train.evaluate import device_of, scoring
 from ..numbers import encode
 from ..plan import Plan, Window
 from .layers import products
@@ -44,7 +45,9 @@ class Histogram:
     counts: Tensor = field(init=False)
     """float64 (x slices, w slices, bins) of |sum| // width."""
     cells: Tensor | None = None
-    """The weights' levels, made once."""
+    """The levels of the weight seen last."""
+    made_of: tuple[Tensor, int] | None = None
+    """That weight and its version; held, so that no other lies at its address."""
 
     def __post_init__(self) -> None:
         bins = -(-(self.plan.full + 1) // self.width)
@@ -54,6 +57,13 @@ class Histogram:
     def width(self) -> int:
         """Levels in a bin: 1 unless arrays are very large."""
         return -(-(self.plan.full + 1) // MOST_BINS)
+
+    def levels_of(self, weight: Tensor, plan: Plan) -> Tensor:
+        """Made once for as long as the weight stays; of products of activations it is another one in every call."""
+        version = -1 if weight.is_inference() else weight._version
+        if self.cells is None or self.made_of is None or version < 0 or not _same(self.made_of, weight, version):
+            self.cells, self.made_of = cell_levels(weight, plan), (weight, version)
+        return self.cells
 
     def add(self, i: int, j: int, sums: Tensor) -> None:
         bins = (sums.abs() / self.width).to(torch.int32).clamp_(max=self.counts.shape[-1] - 1).flatten()  # float32 beyond 2^24 is not exact
@@ -84,6 +94,11 @@ class Histogram:
         return float((weighed * (sums - codes / float(ranged.scale(j))) ** 2).sum())
 
 
+def _same(made_of: tuple[Tensor, int], weight: Tensor, version: int) -> bool:
+    old, at = made_of
+    return (old.data_ptr(), old.shape, old.stride(), at) == (weight.data_ptr(), weight.shape, weight.stride(), version)
+
+
 def widened(limit: int, plan: Plan, j: int) -> int:
     """The next larger range with a whole number of codes a level, where there is one; `limit` itself where codes are too few."""
     limit, most = max(1, limit), plan.chip.adc_levels[j] - 1
@@ -111,17 +126,15 @@ def calibrate_(model: nn.Module, batches: Iterable[Any], *, percentile: Rule = 1
             observe(seen.setdefault(product, Histogram(plan)), x, weight, plan, window, sums)
         return digital_product(x, weight, window, plan.groups)
 
-    was_training, count = model.training, 0
+    count = 0
     try:
         for product in before:
             product.watch = look
-        model.eval()
-        with torch.no_grad():
+        with scoring([model], device_of(model)):
             for batch in batches:
                 model(*batch) if isinstance(batch, tuple) else model(batch)
                 count += 1
     finally:
-        model.train(was_training)
         for product, watch in before.items():
             product.watch = watch
     if not count:
@@ -133,8 +146,7 @@ def calibrate_(model: nn.Module, batches: Iterable[Any], *, percentile: Rule = 1
 
 def observe(histogram: Histogram, x: Tensor, weight: Tensor, plan: Plan, window: Window | None, sums: int) -> None:
     """Add the column sums of some rows of x."""
-    if histogram.cells is None:
-        histogram.cells = cell_levels(weight, plan)
+    cells = histogram.levels_of(weight, plan)
     a_row = plan.groups * plan.arrays * len(plan.x.widths) * len(plan.w.widths) * plan.n
     integers = sampled(x, plan, window, max(FEWEST_ROWS, sums // a_row))
     for i in range(len(plan.x.widths)):
@@ -142,7 +154,7 @@ def observe(histogram: Histogram, x: Tensor, weight: Tensor, plan: Plan, window:
         if not bool(driven.any()):
             continue
         for j in range(len(plan.w.widths)):
-            histogram.add(i, j, torch.matmul(driven, histogram.cells[:, :, j]))
+            histogram.add(i, j, torch.matmul(driven, cells[:, :, j]))
         if plan.w.kind == "offset":  # the column that tells the sum of inputs has the first slice's ADC
             histogram.add(i, 0, driven.sum(-1) * (plan.chip.cell.levels - 1))
 

@@ -177,6 +177,12 @@ def check_overrides(overrides: Overrides, chip: CrossbarSpec) -> None:
         changed_chip(chip, {key: value for key, value in fields.items() if key not in OWN_FIELDS}, pattern)
 
 
+def all_ideal(chip: CrossbarSpec, overrides: Overrides) -> bool:
+    """Whether nothing is random on this chip, whichever overrides meet in a layer."""
+    changes = [{key: value for key, value in fields.items() if key not in OWN_FIELDS} for fields in overrides.values()]
+    return chip.ideal and all(changed_chip(chip, fields, pattern).ideal for pattern, fields in zip(overrides, changes, strict=True))
+
+
 def changed_chip(chip: CrossbarSpec, fields: Mapping[str, Any], pattern: str) -> CrossbarSpec:
     """The chip with fields replaced, checked as a chip's file is."""
     if not fields:

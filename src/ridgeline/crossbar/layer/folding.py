@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from ...train.evaluate import device_of, scoring
 from ...transform.quantise.fold import CONVOLUTIONS, Pair, has_statistics
 
 _LOOKS = {"size", "dim", "is_floating_point", "__get__"}  # ask a tensor about itself, not for its values
@@ -56,12 +57,10 @@ def pairs_by_running(model: nn.Module, inputs: tuple[Any, ...]) -> list[Pair]:
             hooks.append(module.register_forward_hook(lambda _m, _i, out, name=name: after_convolution(name, out)))
         elif type(module) in CONVOLUTIONS.values() and has_statistics(module):
             hooks.append(module.register_forward_pre_hook(lambda _m, given, name=name: before_norm(name, given[0])))
-    was_training = model.training
     try:
-        with readers:
-            outputs = model.eval()(*inputs)
+        with scoring([model], device_of(model)), readers:
+            outputs = model(*inputs)
     finally:
-        model.train(was_training)
         for hook in hooks:
             hook.remove()
     for leaf in tree_leaves(outputs):

@@ -217,7 +217,7 @@ class CrossbarProduct(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *others)
         unexpected = others[3]  # local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         unexpected[:] = [key for key in unexpected if key not in (prefix + "ranges", prefix + "passes")]
-        if ranges is not None:
+        if ranges is not None and self.chip.adc.range == "calibrated":  # those of a chip with the full range are what its file says
             self.ranges = checked_ranges(tuple(int(one) for one in ranges.tolist()), self.chip, prefix)
         if passes is not None:
             self.passes = int(passes)

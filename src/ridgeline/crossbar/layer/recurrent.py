@@ -7,8 +7,8 @@
       RNN    h' = tanh or relu (x + h)
 
 Parameters have torch's names (weight_ih_l0, weight_hh_l0_reverse, …). Layers, both directions, batch_first, dropout, proj_size, packed
-sequences and inputs without a batch are as torch's. Each weight's product is a module under `arrays`, with its own scales and noise;
-every step of a pass draws its own.
+sequences and inputs without a batch are as torch's. Each weight's product is a module under `arrays`, with its own scales and noise.
+Cells of weight_hh and weight_hr are read anew at every step; those of weight_ih once a pass, as all its steps are one product.
 """
 
 from __future__ import annotations

@@ -27,9 +27,10 @@ from ...target.crossbar import CrossbarSpec
 from ...target.load import load_crossbar
 from ...train.evaluate import device_of, evaluate
 from ...workload.data import Data
+from ..layer.convert import all_ideal
 from ..layer.layers import products, set_call, set_chip
-from .digests import model_digest, simulator_digest
-from .subject import CALIBRATION_IMAGES, ChipCost, Report, Subject, cost_of, load_subject, on_chip, quiet, without_noise
+from .digests import data_digest, model_digest, simulator_digest
+from .subject import CALIBRATION_IMAGES, ChipCost, Report, Subject, build_perfectly_, cost_of, load_subject, on_chip, quiet
 
 RENDERERS = {"table": "ridgeline.report.crossbar_table:render_crossbar", "html": "ridgeline.report.crossbar_html:render_crossbar_html"}
 
@@ -133,11 +134,13 @@ def evaluate_chips(
     subject = model if isinstance(model, Subject) else load_subject(model, data, seed=seed, report=say)
     count = min(images or len(subject.data.test), len(subject.data.test))
     header = {
-        "what": "chips", "simulator": simulator_digest(), "model": [subject.name, model_digest(subject.module)], "data": subject.data.name,
+        "what": "chips", "simulator": simulator_digest(), "model": [subject.name, model_digest(subject.module)],
+        "data": [subject.data.name, data_digest(subject.data) if run else ""],
         "chip": spec.model_dump(mode="json"), "images": count, "batch": batch, "seed": seed, "engine": engine, "calibrate": calibrate,
         "overrides": {name: dict(fields) for name, fields in (overrides or {}).items()}, "device": str(device_of(subject.module)),
     }  # fmt: skip
-    notes = [] if not spec.ideal else ["nothing on this chip is random: one chip stands for all"]
+    alike = all_ideal(spec, overrides or {})
+    notes = [] if not alike else ["nothing on this chip is random: one chip stands for all"]
     convert = {"engine": engine, "seed": seed, "calibrate": calibrate, "batch": batch, "overrides": overrides}
     with open_results(run, header) as journal:
         say("digital")
@@ -145,13 +148,16 @@ def evaluate_chips(
         say(f"{spec.name} built perfectly")
         analog = None
         if (ideal := journal.get("ideal")) is None:
-            analog = on_chip(subject, without_noise(spec), **convert)  # type: ignore[arg-type]
+            analog = build_perfectly_(on_chip(subject, spec, **convert))  # type: ignore[arg-type]
             ideal = journal.put("ideal", {**_score(analog, subject, count, batch), "engine": engines_of(analog)})
-        scores = [ideal] if spec.ideal else _each(subject, spec, chips, count, batch, convert, journal, say)
+        scores = [ideal] if alike else _each(subject, spec, chips, count, batch, convert, journal, say)
+    cost = cost_of(subject, spec)
+    if cost and overrides:
+        notes.append("energy, time and arrays are those of the chip without overrides")
     return ChipsResult(
         subject.name, spec.name, subject.data.name, count, seed, str(scores[0]["engine"]), digital["accuracy"], ideal["accuracy"],
         tuple(score["accuracy"] for score in scores), tuple(score["seconds"] for score in scores), digital["seconds"],
-        cost_of(subject, spec), tuple(notes),
+        cost, tuple(notes),
     )  # fmt: skip
 
 

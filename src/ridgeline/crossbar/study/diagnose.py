@@ -23,7 +23,7 @@ from ...core.change import finite
 from ...core.errors import OptionError
 from ...target.crossbar import CrossbarSpec
 from ...target.load import load_crossbar
-from ...train.evaluate import evaluate
+from ...train.evaluate import device_of, evaluate, scoring
 from ...workload.data import Data
 from ..cells import program
 from ..engine.choose import FALLBACK, load
@@ -154,7 +154,7 @@ def _observe(model: nn.Module, subject: Subject, count: int, batch: int) -> dict
         own.error += float((seen.out.double() - wanted).square().sum())
         _add_codes(own, seen)
 
-    with torch.no_grad(), observed(model, look):
+    with scoring([model], device_of(model)), observed(model, look):
         for start in range(0, count, batch):
             model(subject.inputs(min(batch, count - start), start=start))
     return sums

@@ -53,10 +53,13 @@ class Subject:
 
 
 def load_subject(
-    model: nn.Module | str, data: Data | str | None = None, *, weights: Path | None = None, device: str = "cpu", seed: int = 0,
+    model: nn.Module | str, data: Data | str | None = None, *, weights: Path | None = None, device: str | None = None, seed: int = 0,
     report: Report = quiet,
 ) -> Subject:  # fmt: skip
-    """A network by name with its weights (digits-cnn is trained on the spot), a saved folder, file.py:factory, or a module."""
+    """A network by name with its weights (digits-cnn is trained on the spot), a saved folder, file.py:factory, or a module.
+
+    Without a `device` a module stays where it is; what is loaded here is on the CPU.
+    """
     name = model if isinstance(model, str) else type(model).__name__
     source = data if data is not None else DATA.get(name)
     if source is None:
@@ -65,7 +68,7 @@ def load_subject(
         )
     loaded = load_data(source) if isinstance(source, str) else source
     module = model if isinstance(model, nn.Module) else _named(model, loaded, weights, seed, report)
-    return Subject(name, module.to(device).eval(), loaded)
+    return Subject(name, (module if device is None else module.to(device)).eval(), loaded)
 
 
 def _named(name: str, data: Data, weights: Path | None, seed: int, report: Report) -> nn.Module:
@@ -92,15 +95,28 @@ def on_chip(
     """The network as the chip runs it, ready to score."""
     from ..layer.calibrate import calibrate_
     from ..layer.convert import to_crossbar
+    from ..layer.layers import products
 
     analog = to_crossbar(subject.module, chip, engine=engine, overrides=dict(overrides or {}), seed=seed, example=subject.inputs(1))
-    if chip.adc.range == "calibrated":
+    if any(one.chip.adc.range == "calibrated" for one in products(analog).values()):  # overrides may ask for it as well
         if calibrate < 1:
             why = f"the ADCs of {chip.name} take their range from data"
             raise OptionError(f"{calibrate} images to calibrate with", why=why, do='give at least 1, or a chip with adc.range = "full"')
         count = min(calibrate, len(subject.data.train))
         calibrate_(analog, [subject.inputs(min(batch, count - at), train=True, start=at) for at in range(0, count, batch)])
     return analog.eval()
+
+
+def build_perfectly_(analog: nn.Module) -> nn.Module:
+    """Every layer's own chip, overrides included, without_noise."""
+    from ..layer.layers import products
+
+    perfect: dict[CrossbarSpec, CrossbarSpec] = {}
+    for product in products(analog).values():
+        if product.chip not in perfect:
+            perfect[product.chip] = without_noise(product.chip)
+        product.chip = perfect[product.chip]
+    return analog
 
 
 def without_noise(chip: CrossbarSpec) -> CrossbarSpec:

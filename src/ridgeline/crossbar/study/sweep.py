@@ -35,7 +35,7 @@ from ...train.evaluate import device_of, evaluate
 from ...workload.case import ModelCase
 from ...workload.data import Data
 from ...workload.graph import Workload
-from .digests import model_digest, simulator_digest
+from .digests import data_digest, model_digest, simulator_digest
 from .precision import DEFAULT, PRECISIONS, error_against_reference, use_precision
 from .subject import Report, Subject, cost_of, load_subject, on_chip, quiet, work_of
 
@@ -125,7 +125,8 @@ def sweep(
     subject = model if isinstance(model, Subject) else load_subject(model, data, seed=seed, report=report)
     count = min(images, len(subject.data.test))
     header = {
-        "what": "sweep", "simulator": simulator_digest(), "model": [subject.name, model_digest(subject.module)], "data": subject.data.name,
+        "what": "sweep", "simulator": simulator_digest(), "model": [subject.name, model_digest(subject.module)],
+        "data": [subject.data.name, data_digest(subject.data) if run else ""],
         "chip": base.model_dump(mode="json"), "images": count, "batch": batch, "seed": seed, "engine": engine, "calibrate": calibrate,
         "device": str(device_of(subject.module)),
     }  # fmt: skip

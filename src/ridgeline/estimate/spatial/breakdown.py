@@ -47,7 +47,8 @@ def energy_terms(layer: MappedOp) -> dict[Term, float]:
     """Energy by what spends it [pJ]; the sum is `layer.energy_pj`."""
     cost, times = layer.mapped.cost, layer.cores * layer.op.calls
     terms: dict[Term, float] = {(a.memory, a.operand, a.direction): a.energy_pj * times for a in cost.accesses}
-    return terms | {(name, "", ""): cost.energy_by_pj[name] * times for name in ("mac", "noc", "static")}
+    rest = {"mac": cost.energy_by_pj["mac"] * times, "noc": cost.energy_by_pj["noc"] * times, "static": layer.static_pj}
+    return terms | {(name, "", ""): energy for name, energy in rest.items()}
 
 
 def term_text(term: Term) -> str:
@@ -58,7 +59,8 @@ def term_text(term: Term) -> str:
 
 def energy_by_part(layer: MappedOp) -> dict[str, float]:
     """Energy by memory, and of arithmetic, network and leakage [pJ]."""
-    return {name: energy * layer.cores * layer.op.calls for name, energy in layer.mapped.cost.energy_by_pj.items()}
+    own = {name: energy * layer.cores * layer.op.calls for name, energy in layer.mapped.cost.energy_by_pj.items()}
+    return own | {"static": layer.static_pj}
 
 
 def total_of(parts: Iterable[Mapping[Name, float]]) -> dict[Name, float]:

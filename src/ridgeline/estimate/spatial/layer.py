@@ -6,7 +6,8 @@
 
     conv    B images, G groups, K output and C input channels a group, P x Q outputs, R x S taps
     matmul  (M x K) @ (K x N): P = M rows, K = N columns, C = K reduction, R = S = Q = 1; a second operand that
-            differs from batch to batch (attention) makes the batches groups
+            differs from batch to batch (attention) makes the batches groups; if only the first is the same for all,
+            the product is taken transposed: W is the first operand, I the second
 
 Inputs outside [0, height) x [0, width) are padding: never stored, never moved. A multiplication with padding is still done.
 """
@@ -29,6 +30,8 @@ RELEVANT: dict[str, tuple[str, ...]] = {
 }
 """Dimensions whose loops change which element of an operand is used; for O the others are the reduction."""
 REDUCTION = ("C", "R", "S")
+TAPS = ("R", "S", "T")
+"""Of a captured convolution, one for each dimension of its kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +101,18 @@ class Layer:
 def layers_of(op: Op, bits: OperandBits) -> list[Layer]:
     """The loop nests of a captured op; empty for an op without multiplications to map."""
     name = op.layer or op.name
-    size = _pair(op.inputs[0].shape[2:], 1) if op.kind == "conv" and op.inputs else (0, 0)
+    size = (0, 0)
+    if op.kind == "conv" and op.inputs and op.loops:  # an input may come without its batch
+        size = _pair(op.inputs[0].shape[-sum(dim in op.loops[0].dims for dim in TAPS) :], 1)
     return [_from_nest(nest, name + (f".{i}" if len(op.loops) > 1 else ""), bits, op.calls, size) for i, nest in enumerate(op.loops)]
 
 
 def _from_nest(nest: LoopNest, name: str, bits: OperandBits, calls: int, input_size: tuple[int, int]) -> Layer:
     if nest.kind == "matmul" or nest.transposed or len(nest.stride) > 2:
         batches, rows, columns, depth = nest.as_matmul()
-        shared = nest.kind == "matmul" and "b" in nest.shared
+        if is_transposed(nest):
+            rows, columns = columns, rows
+        shared = nest.kind == "matmul" and bool(nest.shared)
         dims = {"B" if shared else "G": batches, "P": rows, "K": columns, "C": depth}
         kind = "matmul" if batches == 1 or shared else "attention"
         return Layer(name, dims, bits=bits, kind="conv" if nest.kind == "conv" else kind, calls=calls)
@@ -113,6 +120,11 @@ def _from_nest(nest: LoopNest, name: str, bits: OperandBits, calls: int, input_s
     stride, dilation, padding = (_pair(v, default) for v, default in ((nest.stride, 1), (nest.dilation, 1), (nest.padding, 0)))
     kind = "depthwise" if d["G"] > 1 and d["C"] == 1 else "conv"
     return Layer(name, dict(d), stride, dilation, padding, input_size, bits=bits, kind=kind, calls=calls)
+
+
+def is_transposed(nest: LoopNest) -> bool:
+    """Whether the first operand of a product is W: it alone is the same for the whole batch."""
+    return nest.kind == "matmul" and nest.shared == ("a",)
 
 
 def _pair(values: tuple[int, ...], default: int) -> tuple[int, int]:

@@ -6,12 +6,13 @@
 
 cores = split      a layer is cut along the dimension that serves the objective best; the cores share the outermost memory's ports
 cores = pipeline   runs of layers on one core each; a result leaves every `interval_s`, the slowest stage's time
+leakage            of several cores is the whole chip's, for as long as the layers take (in a pipeline, for an interval)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...core.checks import expect
@@ -41,20 +42,44 @@ class MappedOp:
     cores: int = 1
     split: str = ""
     """Dimension cut over the cores."""
+    leak_pj: float | None = None
+    """Leakage of several cores a cycle, idle ones and the memory they share included; None: of the one that was mapped."""
+
+    @property
+    def port_cycles(self) -> dict[str, int]:
+        """Cycles of a call each port is busy; the cores take turns at those of the memory they share."""
+        ports = self.mapped.cost.port_cycles
+        outermost = f"{_outermost(ports)}."
+        return {name: cycles * (self.cores if name.startswith(outermost) else 1) for name, cycles in ports.items()}
 
     @property
     def cycles(self) -> int:
-        cost = self.mapped.cost
-        shared = max((c for name, c in cost.port_cycles.items() if name.startswith(f"{_outermost(cost.port_cycles)}.")), default=0)
-        return max(cost.cycles, self.cores * shared if self.cores > 1 else 0) * self.op.calls
+        return max(self.mapped.cost.cycles, *self.port_cycles.values()) * self.op.calls
+
+    @property
+    def limit(self) -> tuple[str, int]:
+        """What limits a call, and the cycles it needs by itself."""
+        cost, (port, busy) = self.mapped.cost, max(self.port_cycles.items(), key=lambda item: item[1])
+        return (port, busy) if busy > cost.cycles else (cost.bottleneck, cost.limits[cost.bottleneck])
+
+    @property
+    def static_pj(self) -> float:
+        """What leaks meanwhile."""
+        if self.leak_pj is None:
+            return self.mapped.cost.energy_by_pj["static"] * self.cores * self.op.calls
+        return self.leak_pj * self.cycles
 
     @property
     def energy_pj(self) -> float:
-        return self.mapped.cost.energy_pj * self.cores * self.op.calls
+        if self.leak_pj is None:
+            return self.mapped.cost.energy_pj * self.cores * self.op.calls
+        dynamic_pj = self.mapped.cost.energy_pj - self.mapped.cost.energy_by_pj["static"]
+        return dynamic_pj * self.cores * self.op.calls + self.static_pj
 
     def to_json(self) -> dict[str, Any]:
         more = {"cores": self.cores, "split": self.split} if self.cores > 1 else {}
-        whole = {"energy_pj": self.energy_pj, "cycles": self.cycles, "calls": self.op.calls} if self.cores > 1 or self.op.calls > 1 else {}
+        other = self.cores > 1 or self.op.calls > 1 or self.leak_pj is not None
+        whole = {"energy_pj": self.energy_pj, "cycles": self.cycles, "calls": self.op.calls} if other else {}
         return {**self.mapped.to_json(), "op": self.op.name, **whole, **more}
 
 
@@ -167,10 +192,21 @@ def map_layers(
             leaving |= {out.value for out in op.outputs}
         elif not nests or refused:
             host.append(_on_host(op, array, refused or f"{op.kind} is not multiplications of two operands"))
+            leaving -= {out.value for out in op.outputs}  # in place: no longer what the array gave
         else:
             mapped += [_map_on_cores(op, nest, array, dataflow, objective) for nest in nests]
             leaving |= {out.value for out in op.outputs}
-    return NetworkMapping(workload, array, dataflow, objective, tuple(mapped), tuple(host), _interval(mapped, host, array))
+    layers = with_leakage(mapped, array)
+    return NetworkMapping(workload, array, dataflow, objective, layers, tuple(host), _interval(layers, host, array))
+
+
+def with_leakage(layers: Sequence[MappedOp], array: SpatialArraySpec) -> tuple[MappedOp, ...]:
+    """Layers of several cores with their share of what the whole chip leaks; of one core as they are."""
+    if array.cores.count == 1:
+        return tuple(layers)
+    clock, seconds = array.clock_hz.value, sum(layer.cycles for layer in layers) / array.clock_hz.value
+    share = _interval(layers, (), array) / seconds if layers else 1.0  # stages of a pipeline leak together, for several results
+    return tuple(replace(layer, leak_pj=array.static_w / clock * 1e12 * share) for layer in layers)
 
 
 def _in_epilogue(op: Op, array: SpatialArraySpec, leaving: set[str]) -> bool:
@@ -197,6 +233,7 @@ def _map_on_cores(op: Op, layer: Layer, array: SpatialArraySpec, dataflow: str, 
             part = map_layer(layer.with_dims(**{dim: share}), single, dataflow, objective)
             options.append(MappedOp(op, part, layer.macs * op.calls, -(-layer.dims[dim] // share), dim))
     options = options or [MappedOp(op, map_layer(layer, single, dataflow, objective), layer.macs * op.calls)]
+    options = [replace(option, leak_pj=array.static_w / array.clock_hz.value * 1e12) for option in options]
     value = {"energy": lambda m: m.energy_pj, "latency": lambda m: m.cycles, "edp": lambda m: m.energy_pj * m.cycles}[objective]
     return min(options, key=value)
 
@@ -269,26 +306,30 @@ def profile_of(network: NetworkMapping) -> Profile:
 
 def _array_row(op: Op, layers: list[MappedOp], array: SpatialArraySpec, start: float) -> OpRow:
     clock = array.clock_hz.value
-    cost = max(layers, key=lambda layer: layer.cycles).mapped.cost
+    slowest = max(layers, key=lambda layer: layer.cycles)
+    limiting, needed = slowest.limit
     time = sum(layer.cycles for layer in layers) / clock
     limit = sum(_least_cycles(layer, array) for layer in layers) / clock
-    ports: dict[str, float] = {}
-    for layer in layers:
-        for name, cycles in layer.mapped.cost.port_cycles.items():
+    memory_s: dict[str, float] = {}
+    for layer in layers:  # one nest after another
+        busy: dict[str, float] = {}
+        for name, cycles in layer.port_cycles.items():
             memory = name.split(".")[0]
-            ports[memory] = max(ports.get(memory, 0.0), cycles * op.calls / clock)
+            busy[memory] = max(busy.get(memory, 0.0), cycles * op.calls / clock)
+        memory_s = {memory: memory_s.get(memory, 0.0) + seconds for memory, seconds in busy.items()}
     compute = sum(layer.mapped.cost.latency.compute * op.calls for layer in layers) / clock
     return OpRow(
         **row_fields(op), start_s=start, time_s=time, limit_s=min(limit, time), efficiency=min(1.0, limit / time), compute_s=compute,
-        memory_s=ports, roof_flops=op.flops / limit if limit else 0.0, bottleneck=cost.bottleneck.split(".")[0],
-        cause=f"{cost.bottleneck} takes {cost.limits[cost.bottleneck]} of {cost.cycles} cycles",
+        memory_s=memory_s, roof_flops=op.flops / limit if limit else 0.0, bottleneck=limiting.split(".")[0],
+        cause=f"{limiting} takes {needed} of {slowest.cycles // op.calls} cycles",
         energy_j=sum(layer.energy_pj for layer in layers) * 1e-12,
     )  # fmt: skip
 
 
 def _least_cycles(layer: MappedOp, array: SpatialArraySpec) -> int:
-    """What no mapping can beat: every PE busy, and every operand moved once."""
-    return max(-(-layer.macs // (array.pes * array.cores.count)), compulsory_cycles(layer.mapped.cost.layer, array) * layer.op.calls)
+    """What no mapping can beat: every PE busy, of one core in a pipeline, and every operand moved once."""
+    cores = array.cores.count if array.cores.use == "split" else 1
+    return max(-(-layer.macs // (array.pes * cores)), compulsory_cycles(layer.mapped.cost.layer, array) * layer.op.calls)
 
 
 def _total(network: NetworkMapping, work: Workload, rows: Sequence[OpRow]) -> Total:

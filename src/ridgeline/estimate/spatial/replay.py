@@ -20,7 +20,7 @@ from .cost import evaluate
 from .layer import Layer, layers_of
 from .mapper import Mapped
 from .mapping import MappingPlan, mapping_from_json
-from .network import MappedOp, NetworkMapping
+from .network import MappedOp, NetworkMapping, with_leakage
 
 SCHEMA = "ridgeline/mappings/1"
 GIVEN = "given"
@@ -76,9 +76,9 @@ def replay(workload: Workload, array: SpatialArraySpec, layer: str, data: Mappin
             why=f"{layer} consists of {', '.join(nest.name for _, nest in nests)}",
             do="give a file of `--save-mappings`, which names them",
         )
-    found = [_evaluated(op, nest, array, _entry(data, op, nest), objective) for op, nest in nests]
+    found = with_leakage([_evaluated(op, nest, array, _entry(data, op, nest), objective) for op, nest in nests], array)
     seconds = sum(one.cycles for one in found) / array.clock_hz.value
-    return NetworkMapping(workload, array, GIVEN, objective, tuple(found), (), seconds)
+    return NetworkMapping(workload, array, GIVEN, objective, found, (), seconds)
 
 
 def _entry(data: Mapping[str, Any], op: Op, nest: Layer) -> Mapping[str, Any]:

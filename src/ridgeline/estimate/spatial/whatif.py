@@ -19,7 +19,7 @@ from ...core.errors import RidgelineError
 from ...core.profile import Advice
 from ...core.spec import Constant
 from ...target.array import DATAFLOWS, ArrayMemory, OperandBits, SpatialArraySpec
-from .breakdown import bottleneck_of, outermost_of
+from .breakdown import outermost_of
 from .layer import layers_of
 from .network import MappedOp, NetworkMapping, Progress, map_layers
 
@@ -99,9 +99,8 @@ def _advice(name: str, detail: str, network: NetworkMapping, chosen: Sequence[Ma
 def _limit(after: NetworkMapping) -> str:
     """What binds the layer that takes longest now."""
     slowest = max(after.layers, key=lambda layer: layer.cycles)
-    cost = slowest.mapped.cost
-    name = bottleneck_of(slowest, after.array)
-    return f"{name} ({cost.limits[name]:,} of {cost.cycles:,} cycles of {cost.layer.name})"
+    name, needed = slowest.limit
+    return f"{name} ({needed:,} of {slowest.cycles // slowest.op.calls:,} cycles of {slowest.mapped.cost.layer.name})"
 
 
 def heaviest(network: NetworkMapping) -> tuple[list[MappedOp], float]:

@@ -85,6 +85,11 @@ class PagePool:
         self.hit_pages += len(pages)
         return pages
 
+    def unmatch(self, page_ids: Sequence[int]) -> None:
+        """Take a match back: its pages are not used after all, and saved nothing."""
+        self.release(page_ids)
+        self.hit_pages -= len(page_ids)
+
     def allocate(self, count: int) -> list[int] | None:
         """`count` pages for the caller alone; None, and nothing changed, when there are not as many."""
         if count > self.free:
@@ -115,6 +120,13 @@ class PagePool:
                     self._unused.append(page)
                 else:
                     self._cached[page] = None
+
+    def forget(self) -> None:
+        """No page answers `match` any more; those that are held stay held."""
+        self._unused += self._cached
+        self._cached.clear()
+        self._found.clear()
+        self._known = [None] * self.pages
 
     def check(self) -> None:
         """Every page is in one place and every index agrees; for tests, O(pages)."""

@@ -70,6 +70,8 @@ class Engine:
         self._texts: dict[str, TextOutput] = {}
         self._requests: dict[str, Request] = {}
         self._cancelled: list[Request] = []
+        self._boxes: dict[str, list[Event]] = {}  # where the stream() or generate() of a request looks for its events
+        self._unread: list[Event] = []  # of requests without such a loop, met in another's: for the next step()
         self._numbered = 0
         self.hold_s = 0.0
         """After a step without events: how long it holds back for more requests (max_wait_s)."""
@@ -97,9 +99,17 @@ class Engine:
         """Capture the CUDA graphs of batches up to `most` requests now rather than when they are first met; gives their sizes."""
         return self.runner.warm_up(most) if self.runner.graphs != "off" else []
 
+    def forget_prefixes(self) -> None:
+        """After a change of weights by hand: cached keys and values are of the old ones, and pages are found by their tokens only."""
+        if self.scheduler.running:
+            raise OptionError(
+                f"{len(self.scheduler.running)} requests are running", why="their keys are of the old weights", do="let them end first"
+            )
+        self.pool.forget()
+
     @property
     def idle(self) -> bool:
-        return self.scheduler.idle and not self._cancelled
+        return self.scheduler.idle and not self._cancelled and not self._unread
 
     def submit(self, prompt: str | Sequence[int], sampling: Sampling | None = None, *, client: str = "", id: str | None = None) -> str:
         """Put a request in line and give its id; Busy when the line is full. What can't work is refused here, not later."""
@@ -118,6 +128,8 @@ class Engine:
         seed = int(uniforms([self._seed], [self._numbered])[0] * 2**52) if sampling.seed is None else sampling.seed
         settings = replace(sampling, max_tokens=min(sampling.max_tokens, room), seed=seed)
         request = Request(id if id is not None else f"request-{self._numbered}", tokens, settings, client)
+        if request.id in self._requests:  # the scheduler has forgotten a cancelled one, whose last event is still to come
+            raise OptionError(f"request id {request.id!r}", why="a request of that id is not reported as ended yet", do="give another id")
         self.scheduler.add(request)
         if sampling.seed is not None:
             self._seeded.add(request.id)
@@ -139,7 +151,16 @@ class Engine:
         return True
 
     def step(self) -> list[Event]:
-        """Move every running request on; the events of those that got tokens or ended. [] may mean: waiting for more requests."""
+        """Move every running request on; the events of those that got tokens or ended. [] may mean: waiting for more requests.
+
+        Events of a stream() or generate() under way are not among them: those get their own.
+        """
+        fresh = self._hand_out(self._move())
+        events, self._unread = [*self._unread, *fresh], []
+        return events
+
+    def _move(self) -> list[Event]:
+        """One step, and everybody's events."""
         events = [self._end(request, [], "", None) for request in self._cancelled]
         self._cancelled.clear()
         self.hold_s = 0.0
@@ -167,30 +188,35 @@ class Engine:
             raise OptionError(f"{len(settings)} settings", why=f"there are {len(listed)} prompts", do="give one Sampling, or one a prompt")
         pending = list(zip(listed, settings, strict=True))[::-1]
         mine: dict[str, tuple[Request, list[str]]] = {}  # in the order of the prompts
-        left = len(listed)
-        while left:
-            while pending and self.scheduler.waiting < self.options.max_waiting:
-                name = self.submit(*pending.pop())
-                mine[name] = (self._requests[name], [])
-            for event in self._wait_step():
-                if event.request_id in mine:  # else another's, submitted before
+        left, box = len(listed), list[Event]()
+        try:
+            while left:
+                while pending and self.scheduler.waiting < self.options.max_waiting:
+                    name = self.submit(*pending.pop())
+                    mine[name], self._boxes[name] = (self._requests[name], []), box
+                self._loop_step()
+                for event in box:
                     mine[event.request_id][1].append(event.text)
                     left -= event.finish_reason is not None
+                box.clear()
+        finally:
+            for name, (request, _) in mine.items():
+                self._leave(name, request)
         return [completion(request, "".join(texts)) for request, texts in mine.values()]
 
     def stream(self, prompt: str | Sequence[int], sampling: Sampling | None = None) -> Iterator[Event]:
         """The events of one request as they come; leaving the loop early cancels it."""
         name = self.submit(prompt, sampling)
         request = self._requests[name]
+        box = self._boxes[name] = []
         try:
-            while self._requests.get(name) is request:
-                for event in self._wait_step():
-                    if event.request_id == name:
-                        yield event
+            while box or self._requests.get(name) is request:
+                if box:
+                    yield box.pop(0)
+                else:
+                    self._loop_step()
         finally:
-            if self.cancel(name):
-                self._cancelled.remove(request)
-                self._end(request, [], "", None)
+            self._leave(name, request)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the start, and what is going on now."""
@@ -214,11 +240,27 @@ class Engine:
             **speculation,
         }
 
-    def _wait_step(self) -> list[Event]:
-        events = self.step()
+    def _loop_step(self) -> None:
+        """A step of a stream() or generate(): events to the loops they belong to; the others are kept for step()."""
+        events = self._move()
         if not events and self.hold_s:
             time.sleep(self.hold_s)
-        return events
+        self._unread += self._hand_out(events)
+
+    def _hand_out(self, events: Sequence[Event]) -> list[Event]:
+        """Put events where their loops look for them; those of requests without a loop are left."""
+        left: list[Event] = []
+        for event in events:
+            self._boxes.get(event.request_id, left).append(event)
+        return left
+
+    def _leave(self, name: str, request: Request) -> None:
+        """The end of a loop: what of its request still runs is cancelled, and nobody is told."""
+        self._boxes.pop(name, None)
+        if self._requests.get(name) is request:
+            self.cancel(name)
+            self._cancelled.remove(request)
+            self._end(request, [], "", None)
 
     def _computed(self, plan: StepPlan) -> NewTokens:
         """What the device gave. A failing step (memory, a kernel) ends the requests that were in it and no others."""

@@ -249,7 +249,7 @@ class Scheduler:
         count = min(request.length - cached, budget)
         missing = self.pool.pages_of(cached + count) - len(pages)
         if self.running and missing + len(self.running) > self.pool.free:
-            self.pool.release(pages)
+            self.pool.unmatch(pages)
             return 0
         request.pages, request.computed, request.published = pages, cached, len(pages)
         request.state = "running"

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,17 +48,44 @@ def chat_ids(loaded: Loaded, messages: Sequence[Mapping[str, Any]], *, answer: b
     specials = loaded.tokenizer.specials
     if loaded.chat_template is None:
         return loaded.tokenizer.encode(_render(loaded, checked, answer))
-    said = "".join(message["content"] for message in checked)
+    said = "".join(_texts(checked))
     if not any(name in said for name in specials):
         return loaded.tokenizer.encode(_render(loaded, checked, answer), add_bos=False, special=True)
     mark = next(chr(code) for code in PRIVATE_USE if chr(code) not in said and chr(code) not in loaded.chat_template)
     names = "|".join(re.escape(name) for name in sorted(specials, key=len, reverse=True))
     # A mark inside the spelling keeps it from being recognised; it is taken out again once the control tokens are found.
-    broken = [{**m, "content": re.sub(names, lambda found: found[0][:1] + mark + found[0][1:], m["content"])} for m in checked]
+    broken = _changed(checked, lambda text: re.sub(names, lambda found: found[0][:1] + mark + found[0][1:], text))
     ids: list[int] = []
-    for index, part in enumerate(re.split(f"({names})", _render(loaded, broken, answer))):
-        ids += [specials[part]] if index % 2 else loaded.tokenizer.encode(part.replace(mark, ""), add_bos=False) if part else []
+    whole = ""  # text that no message has broken, cut as in every other chat
+    for part in [*re.split(f"({names})", _render(loaded, broken, answer)), mark]:
+        if mark not in part:
+            whole += part
+            continue
+        for text, special in ((whole, True), (part.replace(mark, ""), False)):
+            ids += loaded.tokenizer.encode(text, add_bos=False, special=special) if text else []
+        whole = ""
     return ids
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in messages."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(part)
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """Messages with their texts changed: roles, names and whatever else a template may write too, but for single words like "user"."""
+    if isinstance(value, Mapping):
+        return {
+            key: part if isinstance(part, str) and key != "content" and part.isidentifier() else _changed(part, change)
+            for key, part in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_changed(part, change) for part in value]
+    return change(value) if isinstance(value, str) else value
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

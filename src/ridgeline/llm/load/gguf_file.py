@@ -33,7 +33,13 @@ from .tokenizer_json import wrap
 from .tokens import PieceTokenizer
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt2")
-REFUSED = ("expert_count", "logit_scale", "attention.clamp_kqv", "attention.max_alibi_bias", "rope.scaling.finetuned_scale")
+REFUSED = (
+    "expert_count", "logit_scale", "embedding_scale", "residual_scale", "attn_logit_softcapping", "final_logit_softcapping",
+    "attention.scale", "attention.clamp_kqv", "attention.max_alibi_bias", "rope.scaling.finetuned_scale",
+    "rope.scaling.yarn_log_multiplier",
+)  # fmt: skip
+NEUTRAL: dict[str, object] = {"attention.causal": True, "rope.scaling.attn_factor": 1.0}
+"""Keys that must say this or be absent; those of REFUSED, 0."""
 ROTARY_NAMES = {**GGUF_NAMES, "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 ROTARY_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 GPT2_NAMES = {
@@ -65,8 +71,8 @@ def gguf_config(file: Gguf) -> ModelConfig:
     kind, origin = file.metadata.get("general.architecture"), str(file.path)
     if kind not in ARCHITECTURES:
         raise refused("general.architecture", kind, origin, f"decoders of {', '.join(ARCHITECTURES)} are read")
-    for key in REFUSED:
-        if file.metadata.get(f"{kind}.{key}") not in (None, 0, 0.0):
+    for key in (*REFUSED, *NEUTRAL):
+        if file.metadata.get(f"{kind}.{key}") not in (None, NEUTRAL.get(key, 0)):
             raise refused(f"{kind}.{key}", file.metadata[f"{kind}.{key}"], origin, "the decoder does not compute it")
     if "token_embd.weight" not in file.tensors:
         raise ModelFileError(f"tensor token_embd.weight is missing from {origin}", why="it gives the vocabulary", do="download it again")
@@ -101,9 +107,10 @@ def _rotary(kind: str, said: dict[str, Any], file: Gguf) -> dict[str, Any]:
         "rms_norm_eps": _short(said.get("attention.layer_norm_rms_epsilon", 1e-5)), "rope_theta": said.get("rope.freq_base", 1e4),
         "attention_bias": kind == "llama" and "blk.0.attn_q.bias" in file.tensors,
     }  # fmt: skip
-    scaling = said.get("rope.scaling.type", "none")
+    factor = said.get("rope.scaling.factor") or said.get("rope.scale_linear")  # the latter is how files before 2023-10 say it
+    scaling = said.get("rope.scaling.type", "none" if factor in (None, 0, 1) else "linear")  # as llama.cpp reads a factor alone
     if scaling != "none":
-        data["rope_scaling"] = {"rope_type": scaling, "factor": said.get("rope.scaling.factor")}
+        data["rope_scaling"] = {"rope_type": scaling, "factor": factor}
         if scaling == "yarn":
             data["rope_scaling"]["original_max_position_embeddings"] = said.get("rope.scaling.original_context_length")
     return {**data, **({"sliding_window": window} if window else {})}

@@ -48,7 +48,7 @@ def from_huggingface(
         name = name.removeprefix("transformer.") if config.family == "gpt2" else name
         if IGNORED.fullmatch(name) or (config.tied and name == "lm_head.weight"):
             continue
-        place = _checked(name, tensor, places, done, origin)
+        place = _checked(name, tensor, places, done, origin, dtype or tensor.dtype)
         done.add(name)
         moved = tensor.to(device=device, dtype=dtype or tensor.dtype)
         pieces = waiting.setdefault(place.parameter, {})
@@ -143,7 +143,7 @@ def _gpt2_places(config: ModelConfig) -> dict[str, Place]:
     return places
 
 
-def _checked(name: str, tensor: Tensor, places: Mapping[str, Place], done: set[str], origin: str) -> Place:
+def _checked(name: str, tensor: Tensor, places: Mapping[str, Place], done: set[str], origin: str, dtype: torch.dtype) -> Place:
     """The place of a tensor that may go there."""
     if name not in places or name in done:
         why = "the model has no place for it" if name not in places else "it is there twice"
@@ -154,8 +154,15 @@ def _checked(name: str, tensor: Tensor, places: Mapping[str, Place], done: set[s
             f"tensor {name} in {origin} is {tensor.dtype} {list(tensor.shape)}",
             why=f"the model has floats {list(place.shape)} there", do="give the weights of this very model",
         )  # fmt: skip
-    if not bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all()):
+    ends = torch.stack(torch.aminmax(tensor))
+    if not bool(torch.isfinite(ends).all()):
         raise ModelFileError(f"tensor {name} in {origin} is not finite", why="it holds NaN or infinity", do="download it again")
+    if not bool(torch.isfinite(ends.to(dtype)).all()):
+        raise ModelFileError(
+            f"tensor {name} in {origin} in {dtype}",
+            why=f"it holds {float(ends.abs().max()):g}, which is infinity there",
+            do="dtype bfloat16",
+        )
     return place
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..load import TextTokenizer
+from ..load import StreamDecoder, TextTokenizer
 
 if TYPE_CHECKING:
     from ..engine.options import Event
@@ -37,6 +37,20 @@ class Outcome:
         self.tokens += len(event.token_ids)
         self.logprobs += event.logprobs or []
         self.finish_reason = event.finish_reason
+
+
+@dataclass(slots=True)
+class Place:
+    """How many characters of a choice's text came before its next token; tokens that share a character begin where it does."""
+
+    decoder: StreamDecoder
+    characters: int = 0
+
+    def passed(self, token: int) -> int:
+        """Where this token begins."""
+        begin = self.characters
+        self.characters += len(self.decoder.push(token))
+        return begin
 
 
 def usage_of(prompt_tokens: int, outcomes: Sequence[Outcome]) -> dict[str, int]:
@@ -65,8 +79,8 @@ class Style:
         """The choices of chunks that come before any token."""
         raise NotImplementedError
 
-    def piece(self, index: int, event: Event, before: Outcome) -> dict[str, Any]:
-        """The choice of one chunk; `before`: what was sent already."""
+    def piece(self, index: int, event: Event) -> dict[str, Any]:
+        """The choice of one chunk."""
         raise NotImplementedError
 
     def _choice(self, index: int, outcome: Outcome) -> dict[str, Any]:
@@ -85,20 +99,22 @@ class CompletionStyle(Style):
     def opening(self, echoes: Sequence[str]) -> list[dict[str, Any]]:
         return [_completion_choice(index, echo, None, None) for index, echo in enumerate(echoes) if echo]
 
-    def piece(self, index: int, event: Event, before: Outcome) -> dict[str, Any]:
-        start = sum(len(self._text(entry.token)) for entry in before.logprobs)
-        return _completion_choice(index, event.text, self._table(event.logprobs or [], start), event.finish_reason)
+    def __init__(self, model: str, tokenizer: TextTokenizer, logprobs: bool) -> None:
+        super().__init__(model, tokenizer, logprobs)
+        self._places: dict[int, Place] = {}  # of the choices of a stream
+
+    def piece(self, index: int, event: Event) -> dict[str, Any]:
+        place = self._places.setdefault(index, Place(StreamDecoder(self._tokenizer)))
+        return _completion_choice(index, event.text, self._table(event.logprobs or [], place), event.finish_reason)
 
     def _choice(self, index: int, outcome: Outcome) -> dict[str, Any]:
-        return _completion_choice(index, outcome.text, self._table(outcome.logprobs, 0), outcome.finish_reason)
+        table = self._table(outcome.logprobs, Place(StreamDecoder(self._tokenizer)))
+        return _completion_choice(index, outcome.text, table, outcome.finish_reason)
 
-    def _table(self, entries: Sequence[TokenLogprob], start: int) -> dict[str, Any] | None:
+    def _table(self, entries: Sequence[TokenLogprob], place: Place) -> dict[str, Any] | None:
         if not self._logprobs:
             return None
-        offsets = []
-        for entry in entries:
-            offsets.append(start)
-            start += len(self._text(entry.token))
+        offsets = [place.passed(entry.token) for entry in entries]
         return {
             "tokens": [self._text(entry.token) for entry in entries],
             "token_logprobs": [_finite(entry.logprob) for entry in entries],
@@ -115,7 +131,7 @@ class ChatStyle(Style):
         delta = {"role": "assistant", "content": ""}
         return [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None} for index in range(len(echoes))]
 
-    def piece(self, index: int, event: Event, before: Outcome) -> dict[str, Any]:
+    def piece(self, index: int, event: Event) -> dict[str, Any]:
         delta = {"content": event.text} if event.text else {}
         return {"index": index, "delta": delta, "logprobs": self._table(event.logprobs or []), "finish_reason": event.finish_reason}
 

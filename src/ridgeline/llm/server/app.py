@@ -95,9 +95,9 @@ class Service:
 
     async def answer(self, request: Request, asked: Asked, prepared: Prepared, style: Style) -> Response:
         """Generate, and answer as a stream or as a whole."""
-        self.metrics.add("prompt_tokens_total", prepared.prompt_tokens)
         state = request.scope["state"]
         group = await self.worker.open(prepared.choices, state["client"])
+        self.metrics.add("prompt_tokens_total", prepared.prompt_tokens)  # of those taken in: a refusal has raised
         if asked.stream:
             with_usage = asked.stream_options is not None and asked.stream_options.include_usage
             chunks = pieces(group, style, prepared, with_usage, state)

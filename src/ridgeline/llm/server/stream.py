@@ -58,7 +58,7 @@ async def pieces(group: Group, style: Style, prepared: Prepared, include_usage: 
         async for index, event in group:
             # a token whose text is still held back says nothing yet
             if event.text or event.logprobs or event.finish_reason:
-                yield _data(style.chunk([style.piece(index, event, outcomes[index])], with_usage=include_usage))
+                yield _data(style.chunk([style.piece(index, event)], with_usage=include_usage))
             outcomes[index].take(event)
     except ApiError as error:
         state["status"] = error.status

@@ -113,9 +113,10 @@ def check_data(space: Space, data: Data) -> None:
 def check_strategy(request: Request, space: Space) -> None:
     """Names and settings, before a folder is begun."""
     from ..strategies import make_strategy, own_settings
-    from .gradient import check_settings
 
     if request.strategy in BY_GRADIENT:
+        from .gradient import check_settings
+
         check_settings(request)
         return
     settings = own_settings(request.strategy, request.strategy_settings)

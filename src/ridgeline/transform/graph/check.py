@@ -12,7 +12,8 @@ Inputs an in-place op writes are compared too. A whole number counts as wrong or
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,29 +105,30 @@ def _copied(leaf: Any) -> Any:
 def reference_run(graph: Captured, inputs: tuple[torch.Tensor, ...], *, high: bool = False) -> list[Any]:
     """The graph's flat outputs, then its inputs as the run left them; `high`: every float in float64."""
     args = tuple(_copied(tensor) for tensor in inputs)
-    kept = _written_state(graph)
+    with state_kept(graph) as kept, torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        if high:
+            args = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in args)
+            found = InFloat64(graph.module, {id(tensor) for tensor in kept}).run(*args, enable_io_processing=False)
+        else:
+            found = graph.module(*args)
+        found = pytree.tree_map(_copied, found) if kept else found  # an output may be the state itself
+    return [*pytree.tree_leaves(found, is_leaf=lambda leaf: leaf is None), *args]
+
+
+@contextmanager
+def state_kept(graph: Captured) -> Iterator[list[torch.Tensor]]:
+    """Inside, the graph may be run; after, what it writes of its own is as before. Yields those tensors."""
+    where = storages(graph)
+    bases = {base for node in graph.module.graph.nodes for target in written_arguments(node) for base in where[target]}
+    found = [attribute(graph.module, str(base.target)) for base in bases if base.op == "get_attr"]
+    kept = [(tensor, tensor.detach().clone()) for tensor in found if isinstance(tensor, torch.Tensor)]
     try:
-        with torch.no_grad(), torch.random.fork_rng():
-            torch.manual_seed(0)
-            if high:
-                args = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in args)
-                found = InFloat64(graph.module, {id(tensor) for tensor, _ in kept}).run(*args, enable_io_processing=False)
-            else:
-                found = graph.module(*args)
-            found = pytree.tree_map(_copied, found) if kept else found  # an output may be the state itself
+        yield [tensor for tensor, _ in kept]
     finally:
         with torch.no_grad():
             for tensor, value in kept:
                 tensor.copy_(value)
-    return [*pytree.tree_leaves(found, is_leaf=lambda leaf: leaf is None), *args]
-
-
-def _written_state(graph: Captured) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Attributes the graph writes, each with a copy of its value: a run must not change what the next one sees."""
-    where = storages(graph)
-    bases = {base for node in graph.module.graph.nodes for target in written_arguments(node) for base in where[target]}
-    found = [attribute(graph.module, str(base.target)) for base in bases if base.op == "get_attr"]
-    return [(tensor, tensor.detach().clone()) for tensor in found if isinstance(tensor, torch.Tensor)]
 
 
 class InFloat64(fx.Interpreter):
@@ -152,7 +154,8 @@ def _wider(value: Any) -> Any:
 
 
 def relative_error(found: Any, reference: Any) -> float:
-    """The largest difference over the largest magnitude of the reference; for whole numbers the share that differs."""
+    """The largest difference over the largest magnitude of the reference; for whole numbers the share that differs. Infinities must
+    have the same sign, and NaN must stand where NaN stood."""
     if not isinstance(reference, torch.Tensor) or not isinstance(found, torch.Tensor):
         return 0.0 if _plain(found) == _plain(reference) else float("inf")
     if found.shape != reference.shape:
@@ -164,12 +167,20 @@ def relative_error(found: Any, reference: Any) -> float:
     wide = torch.complex128 if reference.is_complex() else torch.float64
     ours, theirs = found.to(wide), reference.to(wide)
     finite = torch.isfinite(theirs)
-    if not torch.equal(torch.isfinite(ours), finite):
+    if not torch.equal(torch.isfinite(ours), finite) or not _same_beyond(ours[~finite], theirs[~finite]):
         return float("inf")
     if not bool(finite.any()):
         return 0.0
     difference, scale = (ours - theirs)[finite].abs().max(), theirs[finite].abs().max()
     return float(difference / scale) if scale > 0 else float(difference)
+
+
+def _same_beyond(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    """Whether values that are not finite are the same ones."""
+    if theirs.is_complex():
+        ours, theirs = torch.view_as_real(ours), torch.view_as_real(theirs)
+    beyond = ~torch.isfinite(theirs)
+    return bool(torch.isclose(ours[beyond], theirs[beyond], equal_nan=True).all())
 
 
 def _plain(value: Any) -> Any:

@@ -145,10 +145,13 @@ def run_passes(
 
 def _run_one(one: Pass, captured: Captured, context: PassContext, checker: Any, number: int) -> PassReport:
     """One pass: run, then check if it changed anything."""
+    from .check import state_kept
+
     context.report(f"{one.name}, round {number}")
     before, start = len(captured.module.graph.nodes), time.perf_counter()
     old = Snapshot.of(captured.module.graph)
-    result = one.run(captured, context)
+    with state_kept(captured):  # a pass may run the graph to see or time it
+        result = one.run(captured, context)
     if result.changed:
         refresh_values(captured, {node.name for node in captured.module.graph.nodes} - set(old.ops))
     seconds = time.perf_counter() - start

@@ -105,6 +105,7 @@ def gradients_of(
     model: nn.Module, parameters: Sequence[Tensor], data: Data, *, batches: int, batch: int, seed: int = 0
 ) -> Iterator[tuple[Tensor | None, ...]]:
     """Gradients of the mean cross entropy, one tuple a batch of training data; the model's .grad, mode and statistics stay."""
+    from ...train.evaluate import as_model
     from ...train.loss import call_model, cross_entropy
 
     device = parameters[0].device
@@ -116,7 +117,8 @@ def gradients_of(
         parameter.requires_grad_(True)
     try:
         for rows in order[: batches * batch].split(batch):
-            inputs, targets = data.prepare(data.train.inputs[rows].to(device)), data.train.targets[rows].to(device)
+            inputs = as_model(model, data.prepare(data.train.inputs[rows].to(device)))
+            targets = data.train.targets[rows].to(device)
             with torch.enable_grad():
                 loss = cross_entropy(call_model(model, inputs), targets)
                 gradients = torch.autograd.grad(loss, list(parameters), allow_unused=True)

@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from ...core.change import Change
 from ...core.errors import OptionError, TransformError
 from ...core.spec import Spec
+from ...train.evaluate import device_of
 from ..compare import example_inputs
+from ..distil import trainable
 from ..options import checked
 from ..step import Context, Done, Quality, step, transform
 from .heads import prune_heads
@@ -134,10 +136,12 @@ def _weights(model: nn.Module, settings: PruneSettings, context: Context) -> Don
     details: dict[str, Any] = {}
     if settings.epochs:
         data: Data = context.need("data", "gradual pruning")
-        masks, record = prune_gradually(
-            model, data, settings.sparsity, epochs=settings.epochs, ramp=settings.ramp, batch=settings.batch,
-            **chosen, **_training(settings, context, _teacher(model, settings, context)),
-        )  # fmt: skip
+        teacher = _teacher(model, settings, context)
+        with trainable(model):
+            masks, record = prune_gradually(
+                model, data, settings.sparsity, epochs=settings.epochs, ramp=settings.ramp, batch=settings.batch,
+                **chosen, **_training(settings, context, teacher),
+            )  # fmt: skip
         details["schedule"] = [[at, share] for at, share in record["sparsity"]]
     else:
         weights = weights_of(model, settings.include, settings.skip)
@@ -225,7 +229,7 @@ def _teacher(model: nn.Module, settings: PruneSettings, context: Context) -> nn.
     """The context's teacher or the model as it is before pruning; None where nobody asks for one."""
     if not settings.distil:
         return None
-    return context.teacher if context.teacher is not None else copy.deepcopy(model)
+    return copy.deepcopy(context.teacher if context.teacher is not None else model).to(device_of(model))  # a recipe's is the user's own
 
 
 def _training(settings: PruneSettings, context: Context, teacher: nn.Module | None) -> dict[str, Any]:
@@ -248,7 +252,8 @@ def _fine_tune(
     rows = len(data.train)
     steps = max(1, round(settings.epochs * (rows // min(settings.batch, rows))))
     options = _training(settings, context, teacher)
-    fit(model, data, steps=steps, batch=settings.batch, seed=context.seed, after_step=after_step, **options)
+    with trainable(model):
+        fit(model, data, steps=steps, batch=settings.batch, seed=context.seed, after_step=after_step, **options)
 
 
 def taught_by(teacher: nn.Module, settings: PruneSettings) -> Callable[[nn.Module, Tensor, Tensor], Tensor]:

@@ -28,6 +28,7 @@ from ...core.spec import Spec
 from ...train.evaluate import as_model, device_of
 from ...train.fit import fit
 from ..compare import example_inputs
+from ..distil import trainable
 from ..options import checked
 from ..step import Context, Done, Quality, step, transform
 from .dynamic import quantise_dynamic_
@@ -221,16 +222,17 @@ def _qat(model: nn.Module, settings: QuantizeSettings, context: Context) -> Done
         teacher = copy.deepcopy(model if context.teacher is None else context.teacher).to(device_of(model))
         objective = taught_by(teacher, settings.temperature, settings.alpha)
     batches = calibration_batches(model, settings, context) if settings.activations else None
-    notes = wrap_(
-        model, batches, bits=settings.bits, layer_bits=settings.layer_bits, scale=settings.scale, method=settings.calibration,
-        percentile=settings.percentile, skip=settings.skip,
-    )  # fmt: skip
-    history = fit(
-        model, data, objective=objective, epochs=settings.epochs, batch=settings.batch, learning_rate=settings.learning_rate,
-        weight_decay=settings.weight_decay, decay="matrices", precision=settings.precision, compile=settings.compile, seed=context.seed,
-        report=context.report, progress=False,
-    )  # fmt: skip
-    rows, more = convert_(model, pairs)
+    with trainable(model):  # before the scales come: they take gradients whatever the weights do
+        notes = wrap_(
+            model, batches, bits=settings.bits, layer_bits=settings.layer_bits, scale=settings.scale, method=settings.calibration,
+            percentile=settings.percentile, skip=settings.skip,
+        )  # fmt: skip
+        history = fit(
+            model, data, objective=objective, epochs=settings.epochs, batch=settings.batch, learning_rate=settings.learning_rate,
+            weight_decay=settings.weight_decay, decay="matrices", precision=settings.precision, compile=settings.compile,
+            seed=context.seed, report=context.report, progress=False,
+        )  # fmt: skip
+        rows, more = convert_(model, pairs)
     notes = [*notes, *more, *fold_notes(model, pairs, _pairs(settings))]
     every = max(1, len(history.loss) // 50)
     details = {"layers": [row.to_dict() for row in rows], "losses": history.loss[::every]}

@@ -25,11 +25,13 @@ from ...core.errors import OptionError, TransformError
 from .awq import fold_, search
 from .calibrate import Inputs, Stage, stages
 from .codebook import FORMATS, quantise_as
+from .fold import put
 from .gptq import gptq, output_error
 from .grid import Granularity, Grid, Quantised, dequantise, quantise, sqnr_db
 from .packed import PackedConv2d, PackedEmbedding, PackedLinear, PackedWeight
 
 ALGORITHMS = ("rtn", "gptq", "awq")
+SHARES = "shares the table's tensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,11 +211,10 @@ def _replace(
         packed = PackedConv2d.from_quantised(quantised, layer, layer.bias)
     else:
         packed = PackedLinear.from_quantised(quantised, layer.bias, input_scale)
-    packed.train(layer.training)
     back = dequantise(quantised) if by is None else dequantise(quantised) * by
     error = None if gram is None else output_error(weight.detach(), back, gram)
     row = _row(name, packed, weight, back, error, note)
-    _put(model, name, packed)
+    put(model, name, packed)
     return row
 
 
@@ -225,13 +226,6 @@ def _row(name: str, packed: Any, weight: Tensor, back: Tensor, error: float | No
     )  # fmt: skip
 
 
-def _put(model: nn.Module, name: str, layer: nn.Module) -> None:
-    parent, _, own = name.rpartition(".")
-    if not name:
-        raise TransformError("a model that is one layer", why="it cannot be replaced inside itself", do="wrap it in nn.Sequential")
-    setattr(model.get_submodule(parent), own, layer)
-
-
 def _tables(model: nn.Module, settings: WeightSettings) -> list[LayerRow]:
     """Embeddings, and linear layers that share their weight, as 8-bit rows; one set of tensors for those that share."""
     rows: list[LayerRow] = []
@@ -239,16 +233,17 @@ def _tables(model: nn.Module, settings: WeightSettings) -> list[LayerRow]:
     for name, module in list(model.named_modules()):
         if type(module) is nn.Embedding and module.max_norm is None and _matches(name, settings):
             table = PackedEmbedding.from_quantised(quantise(module.weight, Grid(8, True, "channel"), name), module.weight.dtype)
-            made[id(module.weight)] = table, module.weight  # the weight is held, so that its id stays its own
-            rows.append(_row(name, table, module.weight, table.dequantised(), None, ""))
-            _put(model, name, table)
+            first, _ = made.setdefault(id(module.weight), (table, module.weight))  # the weight is held, so that its id stays its own
+            table.packed, table.scale = first.packed, first.scale
+            rows.append(_row(name, table, module.weight, table.dequantised(), None, "" if table is first else SHARES))
+            put(model, name, table)
     for name, module in list(model.named_modules()):
         if type(module) is nn.Linear and id(module.weight) in made:
             table = made[id(module.weight)][0]
             head = PackedLinear.from_quantised(table.quantised(), module.bias)
             head.packed, head.scale = table.packed, table.scale
-            rows.append(_row(name, head, module.weight, table.dequantised(), None, "shares the table's tensors"))
-            _put(model, name, head)
+            rows.append(_row(name, head, module.weight, table.dequantised(), None, SHARES))
+            put(model, name, head)
     return rows
 
 

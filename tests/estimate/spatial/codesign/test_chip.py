@@ -41,7 +41,7 @@ def test_sizes_are_as_chosen() -> None:
 
 def test_memory_rules_by_hand() -> None:
     chip = build(BASE, Choice(buffer_bits=16384 // 4), RULES).memories["buffer"]
-    assert chip.read_pj.value == pytest.approx(1.0 / 2)  # a quarter of the capacity, half the energy
+    assert chip.read_pj.value == chip.write_pj.value == pytest.approx(1.0 / 2)  # a quarter of the capacity, half the energy
     assert chip.area_mm2.value == pytest.approx(0.05 * (0.1 + 0.9 / 4)) and chip.static_w.value == pytest.approx(0.0005 / 4)
     assert chip.read_pj.status == "assumed" and "capacity x 0.25 ^ 0.5" in chip.read_pj.source
     steeper = Rules(sram_energy_exponent=1.0, sram_fixed_area=0.0)  # type: ignore[arg-type]

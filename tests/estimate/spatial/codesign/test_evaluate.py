@@ -60,7 +60,7 @@ def test_pipeline_leaks_for_an_interval_and_draws_all_stages() -> None:
     array = array_of(Choice(cores=Cores(count=2, use="pipeline")))
     network = map_layers(pebble_net(), array)
     worth = evaluate_chip(pebble_problem(), Choice(cores=Cores(count=2, use="pipeline")))
-    dynamic = sum(layer.energy_pj - layer.mapped.cost.energy_by_pj["static"] for layer in network.layers) * 1e-12
+    dynamic = sum(layer.energy_pj - layer.static_pj for layer in network.layers) * 1e-12
     assert worth.sample_s == network.interval_s < worth.latency_s == pytest.approx(network.seconds)
     assert worth.energy_j == pytest.approx(dynamic + array.static_w * network.interval_s)
     assert worth.power_w >= array.static_w + dynamic / network.interval_s * (1 - 1e-12)

@@ -13,9 +13,9 @@ from ridgeline.estimate.spatial.codesign.fusion import Spent, Stage, buffer_of, 
 from ridgeline.estimate.spatial.codesign.rules import Rules
 from ridgeline.estimate.spatial.codesign.space import Choice
 from ridgeline.estimate.spatial.network import NetworkMapping, map_layers
-from ridgeline.target.array import Cores, SpatialArraySpec
+from ridgeline.target.array import Cores, OperandBits, SpatialArraySpec
 from ridgeline.target.load import load_array
-from ridgeline.workload.graph import Op, Workload
+from ridgeline.workload.graph import LoopNest, Op, Workload
 from tests.estimate.spatial.codesign.nets import BASE, conv, linear, operand, pebble_net, relu
 
 
@@ -49,6 +49,16 @@ def test_a_result_used_as_weights_is_no_link() -> None:
     both = replace(second, inputs=(first.outputs[0], first.outputs[0]))
     assert links(mapped(first, swapped)) == links(mapped(first, both)) == [False, False]
     assert links(mapped(first, replace(second, calls=2, inputs=(first.outputs[0], second.inputs[1])))) == [False, False]
+
+
+@pytest.mark.parametrize(("shared", "place"), [(("a",), 1), (("b",), 0)])
+def test_a_batched_product_takes_its_inputs_from_the_operand_that_varies(shared: tuple[str, ...], place: int) -> None:
+    first = pebble_net().ops[0]
+    loop = LoopNest("matmul", {"B": 4, "M": 4, "N": 4, "K": 4}, shared=shared)
+    sides = (first.outputs[0], operand("other", (4, 4)))
+    for inputs in (sides, sides[::-1]):
+        product = Op("mix", "mix", "matmul", "matmul", "float32", inputs, (operand("mix.out", (4, 4, 4)),), 512, 512, (loop,))
+        assert links(mapped(first, product)) == [inputs[place] is first.outputs[0], False]
 
 
 def test_bases_without_a_common_buffer_are_not_fused() -> None:
@@ -192,6 +202,15 @@ def test_partial_sums_in_the_buffer_stand_beside_the_kept_tensor() -> None:
     unfinished = replace(layer, mapped=replace(layer.mapped, cost=replace(cost, accesses=returning)))
     finished_room, room = (Stage(one, BASE)._room(0, 256) for one in (layer, unfinished))
     assert room == finished_room + tile and tile > 0
+
+
+def test_a_kept_tensor_is_as_wide_as_it_is_read() -> None:
+    layer = mapped().layers[0]
+    cost = layer.mapped.cost
+    wide = replace(cost.layer, bits=OperandBits(W=8, I=12, O=16, F=8))
+    elements = cost.layer.elements("O")
+    assert Stage(layer, BASE).kept_bits == 8 * elements
+    assert Stage(replace(layer, mapped=replace(layer.mapped, cost=replace(cost, layer=wide))), BASE).kept_bits == 12 * elements
 
 
 def test_cores_fuse_only_layers_split_by_images() -> None:

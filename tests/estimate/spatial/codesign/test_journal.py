@@ -144,6 +144,13 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("name", ["latency.py", "space.py", "array.py", "graph.py"])  # of the mapper, of this folder, and beside them
+def test_a_changed_line_of_the_cost_model_is_another_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, read = engine_digest(), Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"#" if path.name == name else b""))
+    assert engine_digest() != before
+
+
 def test_names_of_runs() -> None:
     assert engine_digest() == engine_digest() and folder_name(HEAD) == folder_name(json.loads(json.dumps(HEAD)))
     assert folder_name(HEAD) != folder_name(header_of(replace(PROBLEM, objective="energy"), [{"model": "pebble-net"}]))

@@ -110,6 +110,20 @@ class WrittenInput(nn.Module):
         return self.conv(out) + x[:, :, 1:-1, 1:-1]
 
 
+class WrittenStatistics(nn.Module):
+    """Every pass moves the mean that the next one takes off: what is folded once is wrong from the second pass on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3), norm(nn.BatchNorm2d, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.norm(self.conv(x))
+        assert self.norm.running_mean is not None
+        self.norm.running_mean.add_(1.0)
+        return out
+
+
 def test_a_shared_convolution_keeps_its_weight_for_others() -> None:
     model = SharedConv()
     weight = model.conv.weight.detach().double().clone()
@@ -124,6 +138,7 @@ def test_a_shared_convolution_keeps_its_weight_for_others() -> None:
         (TwoConsumers, IMAGE, "2 consumers"),
         (ComputedWeight, IMAGE, "computed"),
         (WrittenInput, IMAGE, "in-place"),
+        (WrittenStatistics, IMAGE, "in-place"),
         (lambda: nn.Sequential(norm(nn.BatchNorm2d, 4), nn.Conv2d(4, 4, 3, padding=1)), IMAGE, "pads with zeros"),
         (lambda: nn.Sequential(norm(nn.BatchNorm2d, 4), nn.ConvTranspose2d(4, 4, 3)), IMAGE, "fewer taps"),
         (lambda: nn.Sequential(nn.Linear(4, 6), norm(nn.BatchNorm1d, 5)), (3, 5, 4), "another dimension"),

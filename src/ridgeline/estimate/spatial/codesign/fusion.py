@@ -25,6 +25,7 @@ from ....target.array import OPERANDS, Cores, SpatialArraySpec
 from ..cost import Access, LayerCost, boundary_points
 from ..counts import Blocks, Unrolled
 from ..latency import Refill, latency
+from ..layer import is_transposed
 from ..network import MappedOp, NetworkMapping
 
 Path = tuple[tuple[float, int], tuple[bool, ...], tuple["Spent", ...]]
@@ -93,7 +94,8 @@ def links(network: NetworkMapping) -> list[bool]:
         alone = sum(other.op is one.op for other in layers) == sum(other.op is two.op for other in layers) == 1
         once = one.op.calls == two.op.calls == 1
         together = one.cores == two.cores and (one.cores == 1 or one.split == two.split == "B")
-        found[place] = alone and once and together and readers[place] == [(two.op.name, 0)]
+        read_as = int(any(is_transposed(nest) for nest in two.op.loops))  # which of its operands is I
+        found[place] = alone and once and together and readers[place] == [(two.op.name, read_as)]
     return found
 
 

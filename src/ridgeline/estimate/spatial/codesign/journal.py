@@ -23,6 +23,8 @@ from .space import Choice
 
 LINES = "chips.jsonl"
 SCHEMA = "ridgeline/codesign-run/1"
+BESIDE = ("target/array.py", "workload/graph.py")
+"""Part of the cost model too: areas, leakage and energies of a chip, and the loops of an op."""
 NAMES = {"engine": "the version of the cost model", "base": "the base array", "rules": "scaling rules",
          "objective": "the mapper's objective"}  # fmt: skip
 
@@ -40,10 +42,11 @@ def header_of(problem: Problem, models: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def engine_digest() -> str:
-    """Changes with every line of the cost model, so that results of two engines never mix."""
-    folder = Path(__file__).parent.parent
+    """Changes with every line of the cost model and of what it reads, so that results of two engines never mix."""
+    codesign = Path(__file__).parent
+    spatial, package = codesign.parent, codesign.parents[2]
     digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.py"), *Path(__file__).parent.glob("*.py")]):
+    for path in [*sorted([*spatial.glob("*.py"), *codesign.glob("*.py")]), *(package / name for name in BESIDE)]:
         digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 

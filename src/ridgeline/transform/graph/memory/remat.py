@@ -21,6 +21,7 @@ from torch import fx
 from ....core.errors import TransformError
 from ....core.profile import Timing
 from ....core.timing import time_callable
+from ..check import state_kept
 from ..edit import is_random, mutates, tidy
 from .facts import ARENA, Facts, copied, observe
 from .lifetimes import Interval, homes_of, lifetimes, live_bytes, round_up, touched
@@ -104,7 +105,7 @@ def rematerialise(
 
 def _timed(captured: Captured) -> Timing:
     device = captured.inputs[0].device.type if captured.inputs else "cpu"
-    with torch.no_grad():
+    with state_kept(captured), torch.no_grad():
         return time_callable(lambda: captured.module(*captured.inputs), device=device, min_repeats=5, budget_s=1.0)
 
 

@@ -65,7 +65,7 @@ class _Work:
         if same is not None:
             self._replace(node, same, f"{op_name(node)} that changes nothing")
             return
-        equal = rules.equal_value(self.graph, node)
+        equal = rules.equal_value(self.graph, node, self.changed)
         if equal is not None:
             self._replace_copy(node, equal)
             return

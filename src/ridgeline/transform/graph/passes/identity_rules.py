@@ -1,13 +1,14 @@
 """The rules of the identities pass, each a question about one node.
 
 same_memory(node)     -> the argument it returns as it is, or None      view, to, dropout(eval), slice of all, permute(0, 1, …)
-equal_value(g, node)  -> the argument it copies unchanged, or None      clone, x + 0, x * 1, cat of one
+equal_value(g, node, …) -> the argument it copies unchanged, or None    clone, x + 0, x * 1, cat of one
 join_permutes, join_reshapes, infer_size: rewrite in place, say what was done, or None
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Set
 from typing import Any
 
 import torch
@@ -77,25 +78,30 @@ def same_layout(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return all(same_size(a, b) for a, b in zip(ours.stride(), theirs.stride(), strict=True))
 
 
-def equal_value(graph: Captured, node: fx.Node) -> fx.Node | None:
-    """The argument a call copies without changing a number."""
+def equal_value(graph: Captured, node: fx.Node, changed: Set[fx.Node]) -> fx.Node | None:
+    """The argument a call copies without changing a number; constants in `changed` hold other numbers in the next run."""
     ours = tensor(node)
-    found = _copied(graph, node) if ours is not None else None
+    found = _copied(graph, node, changed) if ours is not None else None
     theirs = tensor(found)
     return found if ours is not None and theirs is not None and same_layout(ours, theirs) else None
 
 
-def _copied(graph: Captured, node: fx.Node) -> fx.Node | None:
+def _copied(graph: Captured, node: fx.Node, changed: Set[fx.Node]) -> fx.Node | None:
     if is_op(node, _aten.clone, _aten.lift_fresh_copy, _aten._to_copy):
         return source_of(node)
     if is_op(node, _aten.cat, _aten.concat):
         parts = node.args[0]
         return parts[0] if isinstance(parts, list | tuple) and len(parts) == 1 and isinstance(parts[0], fx.Node) else None
     first, second = (*node.args, None, None)[:2]
+
+    def all_are(value: Any, number: int) -> bool:
+        return value not in changed and _is_all(graph, value, number)
+
     if is_op(node, _aten.add, _aten.sub):
-        right, left = _is_all(graph, second, 0), is_op(node, _aten.add) and _is_all(graph, first, 0) and argument(node, "alpha", 1) == 1
+        right = all_are(second, 0)
+        left = is_op(node, _aten.add) and all_are(first, 0) and argument(node, "alpha", 1) == 1
     else:
-        right, left = _multiplies(node) and _is_all(graph, second, 1), is_op(node, _aten.mul) and _is_all(graph, first, 1)
+        right, left = _multiplies(node) and all_are(second, 1), is_op(node, _aten.mul) and all_are(first, 1)
     kept = first if right else second if left else None
     return kept if isinstance(kept, fx.Node) else None
 
