@@ -18,10 +18,11 @@ from ridgeline.crossbar.layer.convert import to_crossbar
 from ridgeline.crossbar.layer.layers import products
 from ridgeline.crossbar.study import chips as chips_module
 from ridgeline.crossbar.study.chips import ChipsResult, evaluate_chips
-from ridgeline.crossbar.study.digests import data_digest, model_digest, simulator_digest
+from ridgeline.crossbar.study.digests import simulator_digest
 from ridgeline.crossbar.study.subject import Subject, cost_of, load_subject, on_chip, without_noise
 from ridgeline.target.load import load_crossbar
 from ridgeline.train.evaluate import evaluate
+from ridgeline.workload.digest import data_digest, model_digest
 from tests.crossbar.study import small_data, small_network
 from tests.crossbar.support import chip
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .common import Json, emit_json, progress, say
+from .common import Json, check_outputs, emit_json, progress, say
 
 if TYPE_CHECKING:
     from ..search.latency import Errors, LatencyTable
@@ -36,13 +36,12 @@ def build(
     as_json: Json = False,
 ) -> None:
     """Measure or estimate every block of a space into one table."""
-    from ..core.files import check_writable
     from ..search.latency.build import Plan, build_table
     from ..search.spaces.space import load_space
     from .pairs import read_pairs
 
     found = load_space(space, **read_pairs("--set", settings))
-    check_writable(out)
+    check_outputs(out)
     journal = out.with_name(out.name + ".journal")
     with progress(f"{space} on {on}") as report:
         table = build_table(

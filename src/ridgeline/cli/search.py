@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Json, emit_json, progress, say
+from .common import Json, check_outputs, emit_json, progress, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -95,7 +95,6 @@ def search(
     html: Annotated[Path | None, typer.Option("--html", help="Write the report here too (the run folder has it).")] = None,
 ) -> None:
     """Find a network for your data and your device, train it, and export it."""
-    from ..core.files import check_writable
     from .pairs import read_pairs
 
     defaults = OF_TABLES if table is not None else OF_RUNS
@@ -104,8 +103,7 @@ def search(
         _refuse_unused(context, USED_BY_TABLES, "--table")
         _search_table(table, str(wanted), shows, strategy, str(most), int(many), as_json)
         return
-    if html is not None:
-        check_writable(html)
+    check_outputs(html)
     if resume is not None:
         _refuse_unused(context, ("resume", "as_json", "html"), "--resume")
         _show(_resumed(resume), as_json, html)

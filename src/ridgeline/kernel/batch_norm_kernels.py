@@ -26,6 +26,14 @@ def _columns_of(ptr, col, cols, fallback, ACC: tl.constexpr):  # type: ignore[no
 
 
 @jit
+def _channels(stats_ptr, w_ptr, b_ptr, col, cols, ACC: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Mean, 1 / deviation, that times the weight, and the bias of every channel."""
+    mean = _columns_of(stats_ptr, col, cols, 0.0, ACC)
+    rstd = _columns_of(stats_ptr + cols, col, cols, 0.0, ACC)
+    return mean, rstd, rstd * _columns_of(w_ptr, col, cols, 1.0, ACC), _columns_of(b_ptr, col, cols, 0.0, ACC)
+
+
+@jit
 def _slope(z, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
     """The derivative of the activation where its argument is z."""
     if KIND == "relu":
@@ -114,9 +122,7 @@ def _apply(x_ptr, r_ptr, stats_ptr, w_ptr, b_ptr, y_ptr, rows, cols, KIND: tl.co
     promptly(PROMPT)
     width = cols // VEC * VEC
     col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    mean = _columns_of(stats_ptr, col, cols, 0.0, ACC)
-    scale = _columns_of(stats_ptr + cols, col, cols, 0.0, ACC) * _columns_of(w_ptr, col, cols, 1.0, ACC)
-    shift = _columns_of(b_ptr, col, cols, 0.0, ACC)
+    mean, _, scale, shift = _channels(stats_ptr, w_ptr, b_ptr, col, cols, ACC)
     last = tl.cdiv(rows, ROWS) - 1
     for step in tl.range(tl.program_id(1), last + 1, tl.num_programs(1), num_stages=STAGES):
         row = (tl.arange(0, ROWS).to(tl.int64) + (last - step) * ROWS)[:, None]  # from the end: it is still cached
@@ -149,10 +155,7 @@ def _slopes(g_ptr, x_ptr, r_ptr, stats_ptr, w_ptr, b_ptr, dw_ptr, db_ptr, rows, 
     promptly(PROMPT)
     width = cols // VEC * VEC
     col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    mean = _columns_of(stats_ptr, col, cols, 0.0, ACC)
-    rstd = _columns_of(stats_ptr + cols, col, cols, 0.0, ACC)
-    scale = rstd * _columns_of(w_ptr, col, cols, 1.0, ACC)
-    shift = _columns_of(b_ptr, col, cols, 0.0, ACC)
+    mean, rstd, scale, shift = _channels(stats_ptr, w_ptr, b_ptr, col, cols, ACC)
     dw = tl.zeros([ROWS, BLOCK], ACC)
     db = tl.zeros([ROWS, BLOCK], ACC)
     for tile in tl.range(tl.program_id(1), tl.cdiv(rows, ROWS), tl.num_programs(1), num_stages=STAGES):
@@ -174,10 +177,7 @@ def _apply_backward(g_ptr, x_ptr, r_ptr, stats_ptr, w_ptr, b_ptr, dw_ptr, db_ptr
     promptly(PROMPT)
     width = cols // VEC * VEC
     col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    mean = _columns_of(stats_ptr, col, cols, 0.0, ACC)
-    rstd = _columns_of(stats_ptr + cols, col, cols, 0.0, ACC)
-    scale = rstd * _columns_of(w_ptr, col, cols, 1.0, ACC)
-    shift = _columns_of(b_ptr, col, cols, 0.0, ACC)
+    mean, rstd, scale, shift = _channels(stats_ptr, w_ptr, b_ptr, col, cols, ACC)
     slope = rstd * _columns_of(dw_ptr, col, cols, 0.0, ACC) / rows
     level = _columns_of(db_ptr, col, cols, 0.0, ACC) / rows
     last = tl.cdiv(rows, ROWS) - 1

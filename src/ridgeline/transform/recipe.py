@@ -30,7 +30,8 @@ from ..core.errors import RidgelineError, TargetSpecError, TransformError, unkno
 from ..core.files import write_json
 from ..core.spec import Spec, parse_spec, read_toml
 from ..train.evaluate import device_of
-from ..train.identity import fingerprint, rest_fingerprint, told
+from ..train.identity import told
+from ..workload.digest import data_digest, model_digest
 from .compare import change_between, speedup_interval, state_of, timed
 from .saved import Base, load_model, read_document, save_model
 from .step import Context, find_step, run_step
@@ -173,9 +174,9 @@ def _whole(model: nn.Module, last: nn.Module, changes: list[Change], recipe: Rec
 
 
 def _keys(model: nn.Module, recipe: Recipe, context: Context) -> list[str]:
-    digest = hashlib.sha256(_model_digest(model))
+    digest = hashlib.sha256(model_digest(model).encode())
     digest.update(json.dumps([context.seed, context.data.name if context.data is not None else None]).encode())
-    digest.update(_surroundings_digest(context))
+    digest.update(_surroundings(context))
     keys = []
     for one in recipe.steps:
         digest.update(json.dumps(one.to_dict(), sort_keys=True).encode())
@@ -183,24 +184,14 @@ def _keys(model: nn.Module, recipe: Recipe, context: Context) -> list[str]:
     return keys
 
 
-def _surroundings_digest(context: Context) -> bytes:
+def _surroundings(context: Context) -> bytes:
     """Of everything beside the model that decides what a step makes or what is said of it."""
-    digest, data = hashlib.sha256(told([context.inputs, context.quality, context.target, context.latency]).encode()), context.data
+    found, data = [told([context.inputs, context.quality, context.target, context.latency])], context.data
     if data is not None:
-        parts = [part for split in (data.train, data.test) for part in (split.inputs, split.targets)]
-        content = [(list(part.shape), fingerprint(part), rest_fingerprint(part)) for part in parts]
-        digest.update(json.dumps([data.kind, data.classes, content, told(data.prepare), told(data.augment)]).encode())
+        found += [data.kind, str(data.classes), data_digest(data), told(data.prepare), told(data.augment)]
     if context.teacher is not None:
-        digest.update(_model_digest(context.teacher))
-    return digest.digest()
-
-
-def _model_digest(model: nn.Module) -> bytes:
-    digest = hashlib.sha256(repr(model).encode())
-    for name, tensor in model.state_dict().items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().contiguous().reshape(-1).cpu().view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
-    return digest.digest()
+        found.append(model_digest(context.teacher))
+    return json.dumps(found).encode()
 
 
 def _home(folder: Path, place: int, kind: str) -> Path:

@@ -17,9 +17,10 @@ from ridgeline.search.spaces.space import load_space
 from ridgeline.search.strategies import make_strategy
 from ridgeline.search.study.costs import load_costing
 from ridgeline.search.study.folder import digest_of
-from ridgeline.search.study.request import data_digest, make_request
+from ridgeline.search.study.request import make_request
 from ridgeline.search.study.search import run_again, run_search
-from tests.search.study.tiny import TinySpace, register, tiny_data, tiny_recipe
+from ridgeline.workload.digest import data_digest
+from tests.search.study.tiny import TinySpace, register, tiny_data, tiny_options
 from tests.support import ROOT
 
 DATA = tiny_data()
@@ -29,16 +30,7 @@ register()
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
-    recipe = tiny_recipe(tmp_path)
-    return {
-        "recipe": recipe,
-        "final_recipe": recipe,
-        "epochs": 1,
-        "final_epochs": 2,
-        "strategy": "random",
-        "onnx": False,
-        "budget": "2trials",
-    }
+    return {**tiny_options(tmp_path), "budget": "2trials"}
 
 
 def table_of(folder: Path, **changes: Any) -> Path:

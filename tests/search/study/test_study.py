@@ -18,7 +18,7 @@ from ridgeline.search.study.final import load_winner
 from ridgeline.search.study.folder import read_front, read_trials
 from ridgeline.search.study.search import run_again, run_search
 from ridgeline.train.evaluate import evaluate as score
-from tests.search.study.tiny import TinySpace, register, tiny_data, tiny_recipe
+from tests.search.study.tiny import TinySpace, register, tiny_data, tiny_options
 from tests.support import FULL
 
 DATA = tiny_data()
@@ -28,8 +28,7 @@ register()
 
 @pytest.fixture
 def options(tmp_path: Path) -> dict[str, Any]:
-    recipe = tiny_recipe(tmp_path)
-    return {"recipe": recipe, "final_recipe": recipe, "epochs": 1, "final_epochs": 2, "strategy": "random", "onnx": False}
+    return tiny_options(tmp_path)
 
 
 def test_the_test_split_is_not_looked_at_before_the_end(options: dict[str, Any]) -> None:

@@ -93,6 +93,12 @@ def tiny_data(rows: int = 160) -> Data:
     return Data("tiny", "image", 3, Split(inputs[:half], targets[:half]), Split(inputs[half:], targets[half:]))
 
 
+def tiny_options(folder: Path) -> dict[str, Any]:
+    """Of run_search: a moment's training, by the recipe put into the folder."""
+    recipe = tiny_recipe(folder)
+    return {"recipe": recipe, "final_recipe": recipe, "epochs": 1, "final_epochs": 2, "strategy": "random", "onnx": False}
+
+
 def tiny_recipe(folder: Path) -> str:
     path = folder / "tiny.toml"
     path.write_text(RECIPE, encoding="utf-8")

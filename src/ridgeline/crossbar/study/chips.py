@@ -27,9 +27,10 @@ from ...target.crossbar import CrossbarSpec
 from ...target.load import load_crossbar
 from ...train.evaluate import device_of, evaluate
 from ...workload.data import Data
+from ...workload.digest import data_digest, model_digest
 from ..layer.convert import all_ideal
 from ..layer.layers import products, set_call, set_chip
-from .digests import data_digest, model_digest, simulator_digest
+from .digests import simulator_digest
 from .subject import CALIBRATION_IMAGES, ChipCost, Report, Subject, build_perfectly_, cost_of, load_subject, on_chip, quiet
 
 RENDERERS = {"table": "ridgeline.report.crossbar_table:render_crossbar", "html": "ridgeline.report.crossbar_html:render_crossbar_html"}

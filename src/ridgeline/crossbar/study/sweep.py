@@ -34,8 +34,9 @@ from ...target.load import load_crossbar
 from ...train.evaluate import device_of, evaluate
 from ...workload.case import ModelCase
 from ...workload.data import Data
+from ...workload.digest import data_digest, model_digest
 from ...workload.graph import Workload
-from .digests import data_digest, model_digest, simulator_digest
+from .digests import simulator_digest
 from .precision import DEFAULT, PRECISIONS, error_against_reference, use_precision
 from .subject import Report, Subject, cost_of, load_subject, on_chip, quiet, work_of
 

@@ -161,7 +161,7 @@ def _checked(name: str, tensor: Tensor, places: Mapping[str, Place], done: set[s
         raise ModelFileError(
             f"tensor {name} in {origin} in {dtype}",
             why=f"it holds {float(ends.abs().max()):g}, which is infinity there",
-            do="dtype bfloat16",
+            do="give dtype bfloat16",
         )
     return place
 

@@ -19,6 +19,7 @@ from ...core.errors import OptionError, nearest
 from ...core.spec import Spec
 from ...target.load import load_target
 from ...workload.data import Data
+from ...workload.digest import data_digest
 from ..budget import Budget, parse_budget
 from ..recipe_file import load_recipe
 from ..spaces.space import Space
@@ -178,16 +179,6 @@ def check_device(name: str) -> None:
     if device.type not in ("cpu", "cuda") or (device.index or 0) >= many:
         why = f"this machine has {many} such" if device.type == "cuda" else "networks are trained on processors and NVIDIA GPUs"
         raise OptionError(f"device {name!r}", why=why, do="give cpu" if not torch.cuda.is_available() else "give cpu or cuda")
-
-
-def data_digest(data: Data) -> str:
-    """The same for the same images and labels in the same order."""
-    digest = hashlib.sha256()
-    for split in (data.train, data.test):
-        for tensor in (split.inputs, split.targets):
-            digest.update(repr((tensor.dtype, tuple(tensor.shape))).encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
 
 
 def read_request(folder: Path) -> Request:
