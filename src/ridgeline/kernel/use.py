@@ -8,8 +8,8 @@
 
 torch.compile traces through both: what wins against compiled code becomes one node of the graph, the rest is left to it.
 No aten operator is overridden: code outside the block and other models are untouched. Looking up a call costs the host a few
-microseconds, and an operator of ours with a gradient more than torch's. So a model tries its first passes of each shape with and without, and
-goes on with what was faster: `Trial`. Ref: torch.overrides, __torch_function__ modes.
+microseconds, and an operator of ours with a gradient more than torch's. So a model tries its first passes of each kind with and without,
+and goes on with what was faster: `Trial`. Ref: torch.overrides, __torch_function__ modes.
 """
 
 from __future__ import annotations
