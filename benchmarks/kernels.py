@@ -4,7 +4,7 @@ python benchmarks/kernels.py                        anchors of every op; writes 
 python benchmarks/kernels.py --everything           all sizes and anchors, forward and backward; results/kernel-rows-<machine>.json
 python benchmarks/kernels.py --sizes large,xlarge   these size classes, forward and backward
 python benchmarks/kernels.py --wins                 also writes src/ridgeline/kernel/tables/<device>-wins.json: from which size on
-                                                    ours beat eager torch and torch.compile; lines of ops not measured stay
+                                                    ours beat eager torch and torch.compile; rows and lines of what is not measured stay
 python benchmarks/kernels.py --steady               anchors that tensor cores limit, under load; results/kernel-steady-<machine>.json
 --ops a,b,c and --dtypes x,y choose; --budget SECONDS starts no row after that; --out DIR puts every file there.
 
@@ -15,13 +15,14 @@ lines, and is named at the end: go on with --ops.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from common import RESULTS, write_results
+from common import RESULTS, commit, write_results
 
 from ridgeline.core.errors import MeasureError, RidgelineError, unknown_name
 from ridgeline.core.files import write_json
@@ -39,9 +40,10 @@ from ridgeline.kernel.bench import (
 )
 from ridgeline.kernel.bench.rows import parse_dtype
 from ridgeline.kernel.case import Case
-from ridgeline.kernel.tuning import TABLES, device_slug, read
+from ridgeline.kernel.tuning import TABLES, device_slug
 from ridgeline.report.bench_table import cells, heading, summary
 
+Row = dict[str, Any]
 WINS_SIZES = ("small", "medium", "large", "xlarge", "batch")
 
 
@@ -101,20 +103,39 @@ class Files:
         self.label = slug.removeprefix("nvidia-")
         self.what = "steady" if given.steady else "wins" if given.wins else "rows" if given.everything or given.sizes else "anchors"
         self.table = (given.out or TABLES) / f"{slug}-wins.json"
-        self.shipped = TABLES / f"{slug}-wins.json"
 
-    def write(self, rows: list[dict[str, Any]], whole: set[str]) -> Path:
-        """The rows, and in --wins the lines of the ops in `whole`, all of whose rows were measured."""
-        path = write_results("kernel", self.what, self.label, self.machine, rows, self.given.out or RESULTS)
-        if self.given.wins and whole:
-            before = read(self.table if self.table.exists() else self.shipped)
-            lines = wins_table(row for row in rows if row["op"] in whole)
-            if self.given.no_compile:
-                lines = {name: {**line, "compile": before.get(name, {}).get("compile")} for name, line in lines.items()}
-            if not self.given.dtypes:  # kinds an op no longer has go; with some dtypes only, the other dtypes' lines stay
-                before = {name: line for name, line in before.items() if name.partition("|")[0] not in whole}
-            write_json(self.table, dict(sorted({**before, **lines}.items())))
-        return path
+    def write(self, rows: list[Row], whole: set[str]) -> Path:
+        """The rows; in --wins those of the ops in `whole`, all of whose rows were measured, beside the ones of before, and the table."""
+        folder = self.given.out or RESULTS
+        if self.given.wins:
+            rows = self.kept([trimmed(row) for row in rows if row["op"] in whole], folder)
+            lines = wins_table(rows)
+            write_json(self.table, {name: lines[name] for name in sorted(lines) if any(at is not None for at in lines[name].values())})
+        return write_results("kernel", self.what, self.label, self.machine, rows, folder)
+
+    def kept(self, rows: list[Row], folder: Path) -> list[Row]:
+        """All rows the table follows from: those of before, except of ops and dtypes that are measured now."""
+        name = f"kernel-wins-{self.label}.json"
+        files = [json.loads(path.read_text()) for path in (folder / name, RESULTS / name) if path.is_file()]
+        before: list[Row] = [{"commit": files[0]["commit"], **row} for row in files[0]["rows"]] if files else []
+        if self.given.no_compile:
+            compiled = {place(row): row["compile"] for row in before}
+            rows = [{**row, "compile": compiled.get(place(row))} for row in rows]
+        now, chosen = {row["op"] for row in rows}, self.given.dtypes  # kinds an op no longer has go
+        measured = {(row["op"], row["dtype"]) for row in rows}
+        stay = [row for row in before if row["op"] not in now or (chosen and (row["op"], row["dtype"]) not in measured)]
+        return sorted([*stay, *rows], key=lambda row: row["op"])
+
+
+def trimmed(row: Row) -> Row:
+    """What the table needs to know of a row, and the commit it was measured at."""
+    times = {who: row[who] and {name: row[who][name] for name in ("gpu_ms", "host_us")} for who in ("ours", "eager", "compile")}
+    names = ("op", "kind", "shape", "dtype", "backward", "elements")
+    return {"commit": commit(), **{name: row[name] for name in names}, **times}
+
+
+def place(row: Row) -> tuple[Any, ...]:
+    return row["op"], tuple(row["shape"]), row["dtype"], row["backward"]
 
 
 def in_time(rows: Iterable[Wanted], until: float) -> Iterator[Wanted]:

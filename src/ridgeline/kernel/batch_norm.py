@@ -288,10 +288,10 @@ def _watched(module: nn.Module) -> bool:
 
 
 def _make(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Inputs:
-    def leaf(*size: int) -> Tensor:
-        return torch.randn(size, device=device, dtype=torch.float32).to(dtype).requires_grad_()
-
-    return leaf(*shape), leaf(shape[-1]), leaf(shape[-1])
+    """Channels-last images; weights and biases in float32, as mixed precision has them."""
+    x = torch.randn(shape, device=device).to(dtype, memory_format=torch.channels_last)
+    parameters = (torch.randn(shape[1], device=device, dtype=torch.promote_types(dtype, torch.float32)) for _ in range(2))
+    return x.requires_grad_(), *(one.requires_grad_() for one in parameters)
 
 
 def _make_add(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> Inputs:
@@ -303,8 +303,11 @@ def _moved(forward: int, both: int) -> Any:
     return lambda inputs, backward: (both if backward else forward) * inputs[0].numel() * inputs[0].element_size()
 
 
-SIZES = {"small": ((8192, 16),), "medium": ((131072, 64),), "large": ((524288, 128),), "xlarge": ((131072, 512),), "batch": ((8192, 1024),)}
-"""[batch · height · width, channels]: stages of convolutional networks, as the kernels see them."""
+SIZES = {
+    "small": ((32, 16, 16, 16),), "medium": ((128, 64, 32, 32),), "large": ((512, 128, 32, 32),), "xlarge": ((512, 512, 16, 16),),
+    "batch": ((512, 32, 32, 32), (128, 1024, 8, 8)),
+}  # fmt: skip
+"""Stages of convolutional networks, batch first."""
 BENCH = benchmark(
     Case(op="batch_norm", ours=lambda x, w, b: batch_norm(x, None, None, w, b),
          plain=lambda x, w, b: F.batch_norm(x, None, None, w, b, True), make=_make, moved=_moved(3, 8), sizes=SIZES, differentiable=True)
