@@ -262,8 +262,7 @@ PUBLIC = {  # operators whose public function has another name, or more than one
     "softmax": ["softmax", "log_softmax"],
     "matmul": ["matmul", "linear"],
 }
-INNER = {"add_scalar": "add", "mul_scalar": "mul", "matmul_kept": "matmul", "scale_in_place": "linear_cross_entropy",
-         "activation_backward": "matmul"}  # fmt: skip
+INNER = {"add_scalar": "add", "mul_scalar": "mul", "matmul_kept": "matmul", "scale_in_place": "linear_cross_entropy"}
 SHARED = {"gelu_tanh": "gelu", "rope_one": "rope"}
 """INNER: operators that only another one calls; like those that end in _backward and _out, they have no line.
 SHARED: operators whose stand-in is another's."""

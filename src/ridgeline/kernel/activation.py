@@ -42,7 +42,8 @@ def _normal_tail(a):  # type: ignore[no-untyped-def]
 
 
 @jit
-def _activated(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+def activated(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The activation of a float32 block; relu also of other types."""
     if KIND == "relu":
         out = tl.where(x < 0, 0, x)  # keeps NaN, as torch does
     elif KIND == "silu":
@@ -54,7 +55,7 @@ def _activated(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
     elif KIND == "gelu_half":
         # x for x > 0, 0 below, less |x| * tail: even in the correction, so no sign to choose; min keeps inf * 0 out
         a = tl.minimum(tl.abs(x), 16.0)
-        out = tl.where(x < 0, 0.0, x) - a * _normal_tail(a)
+        out = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) - a * _normal_tail(a)
     elif KIND == "gelu_tanh":
         # (1 + tanh u) / 2 = 1 / (1 + exp(-2u)): no cancellation, no overflow
         out = x / (1.0 + tl.exp(-1.5957691216057308 * x * (1.0 + 0.044715 * x * x)))
@@ -106,7 +107,7 @@ def activation_kernel(x_ptr, out_ptr, n, KIND: tl.constexpr, COMPUTE: tl.constex
     index = start * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
     x = tl.load(x_ptr + index, mask=mask).to(COMPUTE)
-    tl.store(out_ptr + index, _activated(x, KIND), mask=mask)
+    tl.store(out_ptr + index, activated(x, KIND), mask=mask)
 
 
 @jit
@@ -176,10 +177,14 @@ def _activation_launch(name: str, x: Tensor, out: Tensor) -> None:
     start(planned(_plans, (name, x.dtype, x.numel(), x.get_device()), _activation_plan, name, x), (x, out))
 
 
+def kind_for(name: str, out: Tensor) -> str:
+    """The formula of an activation whose result is `out`."""
+    return "gelu_half" if name == "gelu" and out.element_size() == 2 else name
+
+
 def _activation_plan(name: str, x: Tensor) -> Plan:
-    kind = "gelu_half" if name == "gelu" and x.element_size() == 2 else name
     compute = COMPUTE_TYPES[x.dtype] if name == "relu" else tl.float32
-    return flat_plan(name, activation_kernel, x, {"KIND": kind, "COMPUTE": compute})
+    return flat_plan(name, activation_kernel, x, {"KIND": kind_for(name, x), "COMPUTE": compute})
 
 
 def _activation(name: str, x: Tensor) -> Tensor:
@@ -220,8 +225,7 @@ def _activation_backward(name: str, grad: Tensor, x: Tensor) -> Tensor:
 
 
 def _backward_plan(name: str, x: Tensor) -> Plan:
-    kind = "gelu_half" if name == "gelu" and x.element_size() == 2 else name
-    return flat_plan(f"{name}_backward", activation_backward_kernel, x, {"KIND": kind})
+    return flat_plan(f"{name}_backward", activation_backward_kernel, x, {"KIND": kind_for(name, x)})
 
 
 def _activation_backward_reference(name: str, grad: Tensor, x: Tensor) -> Tensor:
@@ -261,6 +265,12 @@ def _register_activation(name: str) -> tuple[Any, Any, Any]:
 
 
 _ACTIVATION_OPS = {name: _register_activation(name) for name in ACTIVATIONS}
+
+
+def pulled(name: str, grad: Tensor, x: Tensor) -> Tensor:
+    """grad times the slope of an activation at x."""
+    result: Tensor = _ACTIVATION_OPS[name][2](grad, x)
+    return result
 
 
 def _activate(name: str, x: Tensor, out: Tensor | None) -> Tensor:

@@ -21,8 +21,9 @@ def _loaded(ptr, at, inside, ACC: tl.constexpr):  # type: ignore[no-untyped-def]
 def _columns_of(ptr, col, cols, fallback, ACC: tl.constexpr):  # type: ignore[no-untyped-def]
     """One number a channel; `fallback` where there are none."""
     if ptr is None:
-        return tl.zeros_like(col).to(ACC) + fallback
-    return tl.load(ptr + col, mask=col < cols, other=0.0).to(ACC)
+        return tl.full(col.shape, fallback, ACC)
+    else:
+        return tl.load(ptr + col, mask=col < cols, other=0.0).to(ACC)
 
 
 @jit
@@ -38,15 +39,17 @@ def _slope(z, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
     """The derivative of the activation where its argument is z."""
     if KIND == "relu":
         return tl.where(z > 0, 1.0, 0.0)
-    middle = tl.where(z > 3.0, 1.0, z * (1.0 / 3.0) + 0.5)  # hardswish
-    return tl.where(z <= -3.0, 0.0, middle)
+    else:
+        middle = tl.where(z > 3.0, 1.0, z * (1.0 / 3.0) + 0.5)  # hardswish
+        return tl.where(z <= -3.0, 0.0, middle)
 
 
 @jit
 def _activated(z, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
     if KIND == "relu":
         return tl.where(z < 0, 0.0, z)  # keeps NaN, as torch does
-    return z * tl.minimum(tl.maximum(z + 3.0, 0.0), 6.0) * (1.0 / 6.0)
+    else:
+        return z * tl.minimum(tl.maximum(z + 3.0, 0.0), 6.0) * (1.0 / 6.0)
 
 
 @jit

@@ -43,7 +43,8 @@ def first_vector(begin, VEC: tl.constexpr, ALIGNED: tl.constexpr):  # type: igno
     """The first element at or after `begin` that starts a 16-byte vector."""
     if ALIGNED:
         return begin
-    return (begin + VEC - 1) // VEC * VEC
+    else:
+        return (begin + VEC - 1) // VEC * VEC
 
 
 @jit

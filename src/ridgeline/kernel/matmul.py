@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 
 from ..core.errors import OptionError, unknown_name
-from .activation import SLOPES
+from .activation import pulled
 from .case import Anchor, Case, Function, Inputs, benchmark
 from .library import operator
-from .matmul_kernels import ACTIVATIONS, STORED, by_torch, run_activation_backward, run_matmul
+from .matmul_kernels import ACTIVATIONS, STORED, by_torch, run_matmul
 from .replace import replaces, worth
 
 Optional = torch.Tensor | None
@@ -52,7 +52,7 @@ def _launch(x: torch.Tensor, w: torch.Tensor, bias: Optional, residual: Optional
             residual_strides = (residual.stride(0), residual.stride(1))
         else:
             residual = residual.contiguous()
-    run_matmul(x, w, out, (out.numel() // n, n, k), a_strides, bias, residual, residual_strides, pre, ACTIVATIONS[activation])
+    run_matmul(x, w, out, (out.numel() // n, n, k), a_strides, bias, residual, residual_strides, pre, activation)
     return _rounded(out, x)
 
 
@@ -67,14 +67,6 @@ def _launch_kept(
         return _reference_kept(x, w, bias, residual, activation)
     pre = torch.empty((*x.shape[:-1], w.shape[1]), dtype=STORED.get(x.dtype, x.dtype), device=x.device)
     return _launch(x, w, bias, residual, activation, pre), _rounded(pre, x)
-
-
-def _launch_activation_backward(dy: torch.Tensor, pre: torch.Tensor, activation: str) -> torch.Tensor:
-    if dy.dtype is torch.float64:
-        return _reference_activation_backward(dy, pre, activation)
-    out = torch.empty(pre.shape, dtype=STORED.get(pre.dtype, pre.dtype), device=pre.device)
-    run_activation_backward(dy.contiguous(), pre.contiguous(), out, ACTIVATIONS[activation])
-    return _rounded(out, pre)
 
 
 def _launch_int8(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -114,12 +106,6 @@ def _reference(x: torch.Tensor, w: torch.Tensor, bias: Optional, residual: Optio
     return _reference_kept(x, w, bias, residual, activation)[0]
 
 
-def _reference_activation_backward(dy: torch.Tensor, pre: torch.Tensor, activation: str) -> torch.Tensor:
-    wide = _wide(dy.dtype)
-    out = dy.to(wide) if activation == "none" else SLOPES[activation](dy.to(wide), pre.to(wide))
-    return out.to(pre.dtype, copy=True).contiguous()
-
-
 def _reference_int8(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     # float64 holds every sum of int8 products exactly, and has a matmul on every device.
     return (a.double() @ b.double()).to(torch.int32)
@@ -143,7 +129,7 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
     x, w, bias = ctx.saved_tensors
     d = dy
     if ctx.activation != "none" and any(ctx.needs_input_grad[:3]):
-        d = _activation_backward(dy, _matmul(x, w, bias, None, "none"), ctx.activation)
+        d = pulled(ctx.activation, dy, _matmul(x, w, bias, None, "none"))
     return _gradients(ctx.needs_input_grad, x, w, dy, d)
 
 
@@ -158,7 +144,7 @@ def _backward_kept(ctx: Any, dy: torch.Tensor, _: Any) -> tuple[Any, ...]:
     x, w, bias, pre = ctx.saved_tensors
     if torch.is_grad_enabled():  # create_graph: what was kept knows nothing of x, w and bias
         pre = _matmul(x, w, bias, None, "none")
-    d = _activation_backward(dy, pre, ctx.activation) if any(ctx.needs_input_grad[:3]) else dy
+    d = pulled(ctx.activation, dy, pre) if any(ctx.needs_input_grad[:3]) else dy
     return _gradients(ctx.needs_input_grad, x, w, dy, d)
 
 
@@ -185,10 +171,6 @@ _matmul = operator(
 _matmul_kept = operator(
     f"matmul_kept{_ARGUMENTS} -> (Tensor, Tensor)", launch=_launch_kept, reference=_reference_kept, fake=_fake_kept,
     setup=_setup_kept, backward=_backward_kept,
-)  # fmt: skip
-_activation_backward = operator(
-    "activation_backward(Tensor dy, Tensor pre, str activation) -> Tensor", launch=_launch_activation_backward,
-    reference=_reference_activation_backward, fake=lambda dy, pre, activation: pre.new_empty(pre.shape), twice=True,
 )  # fmt: skip
 _int8_matmul = operator(
     "int8_matmul(Tensor a, Tensor b) -> Tensor", launch=_launch_int8, reference=_reference_int8,

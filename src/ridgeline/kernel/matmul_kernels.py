@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from .activation import activated, kind_for
 from .jit import HAVE_TRITON, INTERPRETED, cdiv, empty, jit, launch, tl
 from .overlap import promptly
 from .plan import Plan, planned, start
@@ -25,48 +26,11 @@ from .tuning import Config, bucketed, config, space
 if HAVE_TRITON:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-ACTIVATIONS: Mapping[str, int] = {"none": 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu")
 STORED: Mapping[torch.dtype, torch.dtype] = {torch.bfloat16: torch.float32} if INTERPRETED else {}
 """What kernels write for a dtype: the interpreter truncates to bfloat16 where a GPU rounds to nearest, so torch rounds there."""
 TMA_LEAST = 1 << 31
 """Multiplications from which TMA is the default: three descriptors cost the host about 10 µs more than pointers do."""
-
-
-@jit
-def activated(x, ACT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The activation of a float32 block."""
-    if ACT == 1:
-        x = tl.where(x < 0, 0.0, x)  # NaN stays NaN
-    elif ACT == 2:
-        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    elif ACT == 3:
-        # 0.5 (1 + tanh(u)) = sigmoid(2 u), which overflows to the right limits
-        x = x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
-    elif ACT == 4:
-        x = x / (1.0 + tl.exp(-x))
-    return x
-
-
-@jit
-def sigmoid_slope(x, u, du):  # type: ignore[no-untyped-def]
-    """d/dx of x sigmoid(u(x)); 1 - s is e s, which does not cancel; e stays finite, or e s would be inf * 0."""
-    e = tl.exp(tl.minimum(-u, 80.0))
-    s = 1.0 / (1.0 + e)
-    return s + x * s * (e * s) * du
-
-
-@jit
-def activated_slope(x, ACT: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The derivative of `activated`."""
-    if ACT == 1:
-        slope = tl.where(x > 0, 1.0, 0.0)
-    elif ACT == 2:
-        slope = 0.5 * (1.0 + tl.erf(x * 0.7071067811865476)) + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
-    elif ACT == 3:
-        slope = sigmoid_slope(x, 1.5957691216057308 * (x + 0.044715 * x * x * x), 1.5957691216057308 * (1.0 + 0.134145 * x * x))
-    else:
-        slope = sigmoid_slope(x, x, 1.0)
-    return slope
 
 
 @jit
@@ -86,7 +50,8 @@ def finished(acc, rows, columns, m, n, bias_ptr, residual_ptr, residual_m, resid
         acc += tl.load(bias_ptr + columns, mask=columns < n, other=0.0).to(tl.float32)[None, :]
     if pre_ptr is not None:
         tl.store(pre_ptr + rows.to(tl.int64)[:, None] * n + columns[None, :], acc.to(pre_ptr.dtype.element_ty), mask=mask)
-    acc = activated(acc, ACT)
+    if ACT != "none":
+        acc = activated(acc, ACT)
     if residual_ptr is not None:
         place = rows.to(tl.int64)[:, None] * residual_m + columns.to(tl.int64)[None, :] * residual_n
         acc += tl.load(residual_ptr + place, mask=mask, other=0.0).to(tl.float32)
@@ -207,17 +172,6 @@ def reduce_kernel(partial_ptr, c_ptr, bias_ptr, residual_ptr, pre_ptr, m, n, res
     tl.store(c_ptr + place, acc.to(c_ptr.dtype.element_ty), mask=mask)
 
 
-@jit
-def activation_backward_kernel(dy_ptr, pre_ptr, out_ptr, size, BLOCK: tl.constexpr, ACT: tl.constexpr, PROMPT: tl.constexpr = False):  # type: ignore[no-untyped-def]
-    """out = dy * activation'(pre), all contiguous."""
-    promptly(PROMPT)
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < size
-    dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    pre = tl.load(pre_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at, (dy * activated_slope(pre, ACT)).to(out_ptr.dtype.element_ty), mask=mask)
-
-
 _LARGE = {
     "tma": 1,
     "bm": 128,
@@ -310,7 +264,7 @@ def tma_fits(x: torch.Tensor, near: int, far: int) -> bool:
 
 def run_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, sizes: tuple[int, int, int], a_strides: tuple[int, int],
                bias: torch.Tensor | None = None, residual: torch.Tensor | None = None, residual_strides: tuple[int, int] = (0, 0),
-               pre: torch.Tensor | None = None, activation: int = 0) -> None:  # fmt: skip
+               pre: torch.Tensor | None = None, activation: str = "none") -> None:  # fmt: skip
     """out [M, N], contiguous, = activation(a [M, K] @ b [K, N] + bias) + residual, by the kernel the configuration names."""
     extra = residual is not None or pre is not None
     aligned = (a.data_ptr() | b.data_ptr()) & 15 == 0
@@ -327,7 +281,7 @@ def run_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, sizes: tuple
         run_reduce(partial, out, m, n, bias, residual, residual_strides, pre, activation)
 
 
-def _plan(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, shapes: Shapes, activation: int, aligned: bool, extra: bool) -> Plan:
+def _plan(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, shapes: Shapes, activation: str, aligned: bool, extra: bool) -> Plan:
     """The kernel the configuration names, with what it needs besides its tensors."""
     (m, n, k), a_strides, b_strides, residual_strides = shapes
     kind, device = KINDS.get(a.dtype, "half"), a.get_device()
@@ -345,8 +299,8 @@ def _plan(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, shapes: Shapes, a
     chosen = config("matmul", bucket, default)
     bm, bn, bk, stages = chosen["bm"], chosen["bn"], chosen["bk"], chosen["stages"]
     common = {
-        "BM": bm, "BN": bn, "BK": bk, "GROUP": chosen["group"], "ACT": activation, "ACC": tl.int32 if kind == "int8" else tl.float32,
-        "UPCAST": INTERPRETED and kind == "half", "num_warps": chosen["warps"],
+        "BM": bm, "BN": bn, "BK": bk, "GROUP": chosen["group"], "ACT": kind_for(activation, out),
+        "ACC": tl.int32 if kind == "int8" else tl.float32, "UPCAST": INTERPRETED and kind == "half", "num_warps": chosen["warps"],
     }  # fmt: skip
     if tma and chosen["tma"]:
         programs = min(sms, cdiv(m, bm) * cdiv(n, bn))
@@ -410,15 +364,10 @@ def _descriptors(constants: dict[str, Any], a: torch.Tensor, b: torch.Tensor, ou
 
 def run_reduce(partial: torch.Tensor, out: torch.Tensor, m: int, n: int, bias: torch.Tensor | None = None,
                residual: torch.Tensor | None = None, residual_strides: tuple[int, int] = (0, 0),
-               pre: torch.Tensor | None = None, activation: int = 0) -> None:  # fmt: skip
+               pre: torch.Tensor | None = None, activation: str = "none") -> None:  # fmt: skip
     """out = activation(sum of partials [split, M, N] + bias) + residual."""
     bm = 4 if m >= 4 else 1
     launch(
         reduce_kernel, (cdiv(m, bm), cdiv(n, 256)), partial, out, bias, residual, pre, m, n, *residual_strides, partial.shape[0],
-        BM=bm, BN=256, ACT=activation, ACC=tl.int32 if out.dtype is torch.int32 else tl.float32,
+        BM=bm, BN=256, ACT=kind_for(activation, out), ACC=tl.int32 if out.dtype is torch.int32 else tl.float32,
     )  # fmt: skip
-
-
-def run_activation_backward(dy: torch.Tensor, pre: torch.Tensor, out: torch.Tensor, activation: int) -> None:
-    """out = dy * activation'(pre); 8 elements of 16 bits a thread are one 128-bit access."""
-    launch(activation_backward_kernel, (cdiv(out.numel(), 2048),), dy, pre, out, out.numel(), BLOCK=2048, ACT=activation, num_warps=8)

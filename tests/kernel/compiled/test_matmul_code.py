@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 pytest.importorskip("triton")
 
 import triton.language as tl
 
 from ridgeline.kernel.jit import INTERPRETED
-from ridgeline.kernel.matmul_kernels import activation_backward_kernel, default_config, persistent_kernel, pointer_kernel, stages_that_fit
+from ridgeline.kernel.matmul_kernels import default_config, persistent_kernel, pointer_kernel, stages_that_fit
 from tests.kernel.sass import Code, compiled
 
 pytestmark = pytest.mark.skipif(INTERPRETED, reason="interpreted kernels have no machine code")
@@ -28,7 +27,7 @@ def persistent(*, rows: bool = True, gelu: bool = False, residual: bool = False)
     signature |= dict.fromkeys(("m", "n", "k", "residual_m", "residual_n"), "i32")
     constants = {
         "residual_ptr": None, "pre_ptr": None, "BM": bm, "BN": bn, "BK": bk, "GROUP": chosen["group"], "PROGRAMS": 132, "A_ROWS": rows,
-        "B_ROWS": rows, "ACT": 2 if gelu else 0, "ACC": tl.float32, "HALVES": halves,
+        "B_ROWS": rows, "ACT": "gelu_half" if gelu else "none", "ACC": tl.float32, "HALVES": halves,
         "FLATTEN": bool(chosen["flatten"]), "SPECIALIZE": bool(chosen["specialize"]), "UPCAST": False,
     }  # fmt: skip
     if gelu:
@@ -40,7 +39,7 @@ def persistent(*, rows: bool = True, gelu: bool = False, residual: bool = False)
         del constants["residual_ptr"], signature["residual_n"]
         constants["residual_n"] = 1  # a contiguous residual: Triton makes a stride of 1 a constant
     stages = stages_that_fit(bm, bn, bk, halves, 2, 2, residual, chosen["stages"], SHARED)
-    aligned = ("m", "n", "k", "residual_m", *(("residual_ptr",) if residual else ()))
+    aligned = ("m", "n", "k", "residual_m", *(name for name in ("bias_ptr", "residual_ptr") if name in signature))
     return compiled(persistent_kernel, signature, constants, num_warps=chosen["warps"], num_stages=stages, aligned=aligned)
 
 
@@ -50,7 +49,7 @@ def pointer(kind: str, dtype: str, size: int) -> Code:
     sizes = dict.fromkeys(("m", "n", "k", "a_m", "b_k", "residual_m", "residual_n", "chunk"), "i32")
     none = dict.fromkeys(("bias_ptr", "residual_ptr", "pre_ptr", "partial_ptr"))
     constants = {
-        **none, "a_k": 1, "b_n": 1, "BM": chosen["bm"], "BN": chosen["bn"], "BK": chosen["bk"], "GROUP": 8, "EVEN_K": True, "ACT": 0,
+        **none, "a_k": 1, "b_n": 1, "BM": chosen["bm"], "BN": chosen["bn"], "BK": chosen["bk"], "GROUP": 8, "EVEN_K": True, "ACT": "none",
         "ACC": tl.float32, "UPCAST": False,
     }  # fmt: skip
     aligned = (*pointers, "m", "n", "k", "a_m", "b_k", "chunk")
@@ -66,6 +65,13 @@ def test_persistent(rows: bool, gelu: bool, residual: bool) -> None:
     assert code.spills == 0 and code.shared <= SHARED
 
 
+def test_gelu_takes_few_instructions() -> None:
+    """While the epilogue runs the tensor cores wait: erf's 67 a value made a 2048-wide product slower than cuBLAS and eager gelu."""
+    arithmetic = r"\b(?:FFMA|FMUL|FADD|FMNMX|FSEL|FSETP|MUFU)\b"
+    code = persistent(rows=False, gelu=True)
+    assert 0 < code.count(arithmetic) - persistent(rows=False).count(arithmetic) <= 13 * code.count(r"MUFU\.EX2")
+
+
 def test_pointer_on_tensor_cores() -> None:
     code = pointer("half", "bf16", 2048)
     assert code.count("HGMMA") and code.count(r"LDGSTS\.E\.BYPASS\.128")
@@ -75,13 +81,3 @@ def test_pointer_on_tensor_cores() -> None:
 def test_float32_as_tf32() -> None:
     code = pointer("tf32", "fp32", 2048)
     assert code.count(r"HGMMA\S*TF32|HMMA\S*TF32") and not code.count("FFMA") and code.spills == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_activation_backward_streams(dtype: torch.dtype) -> None:
-    name = "fp32" if dtype is torch.float32 else "bf16"
-    pointers = dict.fromkeys(("dy_ptr", "pre_ptr", "out_ptr"), f"*{name}")
-    code = compiled(
-        activation_backward_kernel, {**pointers, "size": "i32"}, {"BLOCK": 2048, "ACT": 2}, num_warps=8, aligned=(*pointers, "size")
-    )
-    assert code.count(r"LDG\.E\.128") and code.count(r"STG\.E\.128") and code.spills == 0

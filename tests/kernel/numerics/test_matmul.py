@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
 from ridgeline.core.errors import RidgelineError
 from ridgeline.kernel import replace
-from ridgeline.kernel.library import OPERATORS
-from ridgeline.kernel.matmul import _FORMULAS, int8_matmul, linear, matmul
+from ridgeline.kernel.matmul import int8_matmul, linear, matmul
 from ridgeline.kernel.matmul_kernels import CANDIDATES, default_config
 from ridgeline.kernel.replace import REPLACEMENTS
 from ridgeline.kernel.tuning import forced
@@ -106,6 +104,24 @@ def test_epilogue(device: str, dtype: torch.dtype, activation: str | None, way: 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", FLOATS)
+def test_tails_of_an_activation(device: str, dtype: torch.dtype, activation: str | None) -> None:
+    """The product passes x on as it is; far out, the results are small and their errors would hide among large ones."""
+    x = torch.cat([torch.linspace(-5, 5, 401), torch.tensor([-30.0, -9.0, 9.0, 60.0])]).to(device, dtype)
+    act = ACTIVATIONS[activation]
+    one = torch.zeros(16, 16, device=device, dtype=dtype)
+    one[0] = 1
+    rows = torch.zeros(len(x), 16, device=device, dtype=dtype)
+    rows[:, 0] = x
+    with forced("matmul", SMALL):
+        ours = matmul(rows, one, None, activation)[:, 3]
+        broken = matmul(torch.full((16, 16), float("nan"), device=device, dtype=dtype), one, None, activation)
+    for part in (x < -3, (x >= -3) & (x < 0), x >= 0):
+        check(ours[part], act(x[part]), act(x[part].double()))
+    assert broken.isnan().all()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", FLOATS)
 def test_gradients(device: str, dtype: torch.dtype, activation: str | None) -> None:
     values = [random(3, 8, 40, device=device, dtype=dtype), random(24, 40, device=device, dtype=dtype) / 6]
     values += [random(24, device=device, dtype=dtype), random(3, 8, 24, device=device, dtype=dtype)]
@@ -175,7 +191,6 @@ def test_operators_are_registered_right(device: str, dtype: torch.dtype) -> None
     residual = random(8, 24, device=device, dtype=dtype)
     torch.library.opcheck(torch.ops.ridgeline.matmul, (x, w, bias, residual, "none"))
     torch.library.opcheck(torch.ops.ridgeline.matmul_kept, (x, w, bias, None, "gelu"))
-    torch.library.opcheck(torch.ops.ridgeline.activation_backward, (residual, residual, "silu"))
 
 
 def test_bitwise_the_same_twice(device: str) -> None:
@@ -289,15 +304,3 @@ def test_gradients_of_nothing(device: str) -> None:
             assert x.grad is not None and w.grad is not None and bias.grad is not None
             assert x.grad.shape == x.shape and w.grad.shape == w.shape and not w.grad.any()
             torch.testing.assert_close(bias.grad, torch.autograd.grad(F.gelu(torch.matmul(x, w) + bias).sum(), bias)[0])
-
-
-def test_slopes_of_the_reference_under_a_dispatch_mode(device: str) -> None:
-    """Below autograd, where nothing can be recorded."""
-    reference = OPERATORS["activation_backward"].reference
-    pre, grad = torch.randn(2, 40, dtype=torch.float64, device=device)
-    for name, formula in _FORMULAS.items():
-        leaf = pre.clone().requires_grad_()
-        exact = torch.autograd.grad(formula(leaf), leaf, grad)[0]
-        with FlopCounterMode(display=False), torch._C._AutoDispatchBelowAutograd():
-            torch.testing.assert_close(reference(grad, pre, name), exact)
-    torch.library.opcheck(torch.ops.ridgeline.activation_backward.default, (grad.float(), pre.float(), "gelu"))

@@ -71,8 +71,9 @@ def _rounded(v, factor, LARGEST: tl.constexpr, LOWEST: tl.constexpr, BFP: tl.con
     if BFP:
         t = v * factor[None, :] + 12582912.0  # a power of two: exact
         return tl.minimum(tl.maximum(t, 12582912.0 + LOWEST), 12582912.0 + LARGEST), v * 0.0
-    t = v * (factor * 0.9999996)[None, :] + 12582912.0
-    return t, tl.abs(v * (factor * 1.0000004)[None, :] + 12582912.0 - t)
+    else:
+        t = v * (factor * 0.9999996)[None, :] + 12582912.0
+        return t, tl.abs(v * (factor * 1.0000004)[None, :] + 12582912.0 - t)
 
 
 @jit
@@ -92,7 +93,8 @@ def _joined(t0, t1, t2, t3, PACK: tl.constexpr):  # type: ignore[no-untyped-def]
     if PACK == 4:
         low = (t0.to(tl.int32, bitcast=True) & 255) | ((t1.to(tl.int32, bitcast=True) & 255) << 8)
         return low | ((t2.to(tl.int32, bitcast=True) & 255) << 16) | (t3.to(tl.int32, bitcast=True) << 24)
-    return (t0.to(tl.int32, bitcast=True) & 65535) | (t1.to(tl.int32, bitcast=True) << 16)
+    else:
+        return (t0.to(tl.int32, bitcast=True) & 65535) | (t1.to(tl.int32, bitcast=True) << 16)
 
 
 @jit
