@@ -5,6 +5,7 @@ python benchmarks/kernels.py --everything           all sizes and anchors, forwa
 python benchmarks/kernels.py --sizes large,xlarge   these size classes, forward and backward
 python benchmarks/kernels.py --wins                 also writes src/ridgeline/kernel/tables/<device>-wins.json: from which size on
                                                     ours beat eager torch and torch.compile; rows and lines of what is not measured stay
+python benchmarks/kernels.py --wins --measured FILE the same from rows of --sizes or --everything, measuring nothing
 python benchmarks/kernels.py --steady               anchors that tensor cores limit, under load; results/kernel-steady-<machine>.json
 --ops a,b,c and --dtypes x,y choose; --budget SECONDS starts no row after that; --out DIR puts every file there.
 
@@ -57,6 +58,7 @@ def options() -> argparse.Namespace:
         "--steady", action="store_true", help="anchors that tensor cores limit, each sample after 0.1 s of the same function"
     )
     which.add_argument("--wins", action="store_true", help="measure where ours win, and write the table")
+    parser.add_argument("--measured", type=Path, help="rows file that --wins takes instead of measuring; its rows count as measured now")
     parser.add_argument("--ops", help="operators, separated by commas")
     parser.add_argument("--dtypes", help="dtypes, separated by commas")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no row is started")
@@ -65,7 +67,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--tune", action="store_true", help="tune launch configurations before each row")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, help="folder for every file written")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.measured and not given.wins:
+        parser.error("--measured goes with --wins")
+    return given
 
 
 def plan(cases: dict[str, Case], given: argparse.Namespace) -> list[Wanted]:
@@ -125,6 +130,13 @@ class Files:
         measured = {(row["op"], row["dtype"]) for row in rows}
         stay = [row for row in before if row["op"] not in now or (chosen and (row["op"], row["dtype"]) not in measured)]
         return sorted([*stay, *rows], key=lambda row: row["op"])
+
+
+def taken(given: argparse.Namespace) -> tuple[list[Row], list[str], Path]:
+    """As `measure`, from a file; its machine is taken to be this one."""
+    measured = json.loads(given.measured.read_text(encoding="utf-8"))
+    rows = [row for row in measured["rows"] if not given.ops or row["op"] in given.ops.split(",")]
+    return rows, [], Files(given, measured["machine"]["ceilings"]).write(rows, {row["op"] for row in rows})
 
 
 def trimmed(row: Row) -> Row:
@@ -189,7 +201,7 @@ def main() -> None:
     try:
         check_device(given.device)
         rows = plan(load_cases(), given)
-        done, missing, path = measure(rows, given, start + given.budget)
+        done, missing, path = taken(given) if given.measured else measure(rows, given, start + given.budget)
     except RidgelineError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     sys.stderr.flush()
