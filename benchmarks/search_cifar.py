@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, write_results
+from common import RESULTS, commit, write_results
 from torch import nn
 
 from ridgeline.kernel.bench.timing import GraphTimer, set_count, time_in_turn
@@ -250,7 +250,9 @@ def write(options: argparse.Namespace, row: Row) -> None:
     label = options.label or ("cpu" if options.device == "cpu" else name.lower().removeprefix("nvidia ").replace(" ", "-"))
     folder = options.out or RESULTS
     path = folder / f"search-cifar-{label}.json"
-    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+    row |= {"commit": commit()}
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"commit": "", "rows": []}
+    rows = [{"commit": before["commit"], **one} for one in before["rows"]]
     kept = [one for one in rows if "seed" in one and (key(one), one["seed"]) != (key(row), row["seed"])]
     rows = sorted([*kept, row], key=lambda one: (key(one), one["seed"]))
     print(write_results("search", "cifar", label, {"device": name}, [*rows, *summaries(rows)], folder))

@@ -172,3 +172,18 @@ def test_threads_may_share_a_model(large: Large, monkeypatch: pytest.MonkeyPatch
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(passes, range(4)))
     kernels.undo()
+
+
+def test_a_captured_pass_has_our_kernels_and_does_not_count(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the half without them, and where they do not pay: what is recorded costs the host nothing when it runs."""
+    model = Model(clock, 3.0, 2.0)
+    use_kernels(model)
+    x, half = torch.ones(2), Trial.UNCOUNTED + Trial.COUNTED
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    captures = (half + 2, 50)
+    for number in range(60):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda at=number: at in captures)
+        model(x)
+    assert all(model.turns[number] for number in captures)
+    plain = [number for number in range(60) if not model.turns[number]]
+    assert plain[0] == half and half + 1 in plain and half + 3 in plain and model.turns[51:] == [False] * 9

@@ -52,6 +52,13 @@ def test_page_has_every_run() -> None:
     assert found is not None and found.group() == cifar_table(rows())
 
 
+def test_readme_has_the_seeds() -> None:
+    some = [row for row in rows() if row["model"] == "searched" and row["recipe"] == "cifar10-long" and not row.get("summary")]
+    plain, mirrored = (" and ".join(f"{row[name]:.2%}" for row in some) for name in ("accuracy", "accuracy_mirrored"))
+    times = " and ".join(f"{row['total_s']:.0f}" for row in some)
+    assert f"| {plain} (with mirror images {mirrored}) in {times} s |" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 def test_rows_add_up() -> None:
     for row in rows():
         if row.get("summary"):

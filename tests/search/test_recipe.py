@@ -191,6 +191,26 @@ def test_epochs_fit_into_the_time() -> None:
     assert 0.04 <= measured_s < 0.8  # two steps of 20 ms, on a machine that may be busy
 
 
+class Tiring(Slow):
+    """Takes ten times as long from its 40th pass on, as a GPU that has become hot; passes of an evaluation count too."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.passes, self.fresh = 0, width
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        self.width = 10 * self.fresh if self.passes >= 40 else self.fresh
+        return super().forward(x)
+
+
+def test_epochs_are_planned_by_the_speed_that_lasts() -> None:
+    recipe, data = load_recipe("digits"), digits(128)
+    short = training._epoch_s(Tiring(1), data, recipe, torch.device("cpu"), 0)
+    long = training._epoch_s(Tiring(1), data, recipe, torch.device("cpu"), 0, settle_s=0.2)
+    assert long >= 2 * 0.010 and long > 1.5 * short  # two steps
+
+
 def test_the_widest_that_fits_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     data = digits(128)  # 2 steps an epoch
     asked: list[int] = []

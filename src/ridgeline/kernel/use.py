@@ -114,6 +114,10 @@ class InKernels(replace.Replaced):
         if torch.compiler.is_compiling():
             with self.kernels:
                 return self.before(*args, **kwargs)
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            self.latest = None  # recorded, not run: its time says nothing, and a graph's launches cost the host nothing
+            with self.kernels:
+                return self.before(*args, **kwargs)
         trial = self._trial((torch.is_grad_enabled(), self.holder.training, signature(args), signature(kwargs)))
         if trial.pays is None and not replace._everywhere:
             trial.begin(perf_counter(), again=self.latest is trial)

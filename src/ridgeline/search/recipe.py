@@ -38,6 +38,7 @@ from .recipe_file import AugmentTable, Recipe, load_recipe, parse_recipe, recipe
 __all__ = ["Recipe", "Trained", "load_recipe", "parse_recipe", "recipe_names", "train_network", "widest_within"]
 
 WARM_STEPS, TIMED_STEPS = 8, 12  # before the clock starts: kernels are chosen, memory is taken, graphs are captured
+SETTLE_S, SETTLE_SHARE = 3.0, 0.01  # at most, and of the seconds given: a GPU starts faster than it can go on (15 % on an H200)
 RESERVE = 0.03  # of the seconds given, for the scoring at the end and steps slower than the timed ones
 CHECKPOINTS = 5  # in one run, at most
 PLAN = "plan.json"
@@ -114,7 +115,7 @@ def train_network(
     if plan is None:
         plan = chosen.epochs if epochs is None else epochs
         if seconds is not None:
-            epoch_s = _epoch_s(model, source, chosen, place, seed)
+            epoch_s = _epoch_s(model, source, chosen, place, seed, min(SETTLE_S, SETTLE_SHARE * seconds))
             saving_s = 0.0 if home is None else _saving_s(model, home)
             plan = _epochs_within(epoch_s, seconds, time.perf_counter() - start + saving_s, report)
         _write_plan(home, chosen, seed, plan)
@@ -201,22 +202,29 @@ def widest_within(
     return ordered[low]
 
 
-def _epoch_s(model: nn.Module, data: Data, recipe: Recipe, device: torch.device, seed: int) -> float:
-    """Seconds an epoch takes, by timing the first steps; the weights are as before afterwards."""
+def _epoch_s(model: nn.Module, data: Data, recipe: Recipe, device: torch.device, seed: int, settle_s: float = 0.0) -> float:
+    """Seconds an epoch takes, by timing the first steps, once they have gone on for `settle_s`; the weights are as before afterwards."""
     kept = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    at: dict[int, float] = {}
-
-    def note(_: nn.Module, step: int) -> None:
-        if step + 1 in (WARM_STEPS, WARM_STEPS + TIMED_STEPS):
-            _wait(device)
-            at[step + 1] = time.perf_counter()
-
-    _fit(model, data, recipe, device, seed, steps=WARM_STEPS + TIMED_STEPS, after_step=note)
+    step_s = _step_s(model, data, recipe, device, seed, WARM_STEPS, TIMED_STEPS)
+    if step_s * TIMED_STEPS < settle_s:
+        step_s = _step_s(model, data, recipe, device, seed, math.ceil(settle_s / step_s), TIMED_STEPS)
     with torch.no_grad():
         for name, value in model.state_dict().items():
             value.copy_(kept[name])
-    step_s = (at[WARM_STEPS + TIMED_STEPS] - at[WARM_STEPS]) / TIMED_STEPS
     return step_s * (len(data.train) // min(recipe.batch, len(data.train)))
+
+
+def _step_s(model: nn.Module, data: Data, recipe: Recipe, device: torch.device, seed: int, warm: int, timed: int) -> float:
+    """Mean time of `timed` steps after `warm` others."""
+    at: dict[int, float] = {}
+
+    def note(_: nn.Module, step: int) -> None:
+        if step + 1 in (warm, warm + timed):
+            _wait(device)
+            at[step + 1] = time.perf_counter()
+
+    _fit(model, data, recipe, device, seed, steps=warm + timed, after_step=note)
+    return (at[warm + timed] - at[warm]) / timed
 
 
 def _saving_s(model: nn.Module, home: Path) -> float:
