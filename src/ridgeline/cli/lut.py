@@ -28,7 +28,9 @@ def build(
     settings: Annotated[list[str] | None, typer.Option("--set", help="A setting of the space, e.g. channels=16; repeatable.")] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Samples in one pass.")] = 1,
     dtype: Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16; measured tables only.")] = "float32",
-    mode: Annotated[str, typer.Option("--mode", help="eager, or graph (CUDA graphs); measured tables only.")] = "eager",
+    mode: Annotated[
+        str | None, typer.Option("--mode", help="graph (CUDA graphs; the default on cuda) or eager; measured tables only.")
+    ] = None,
     threads: Annotated[
         int | None, typer.Option("--threads", min=1, help="CPU threads (default: torch's); tables measured on cpu only.")
     ] = None,

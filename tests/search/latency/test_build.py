@@ -257,6 +257,21 @@ def test_what_cannot_be_measured_is_told_before_anything_is(given: dict[str, Any
         build_table(few, "cpu", plan=Plan(check=60))
 
 
+@pytest.mark.parametrize(("target", "given", "mode"), [("cpu", None, "eager"), ("cuda:0", None, "graph"), ("cuda", "eager", "eager")])
+def test_graphs_are_usual_on_cuda(monkeypatch: pytest.MonkeyPatch, target: str, given: str | None, mode: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    seen: list[Conditions] = []
+
+    def stop(_: object, conditions: Conditions) -> None:
+        seen.append(conditions)
+        raise InterruptedError
+
+    monkeypatch.setattr(build_module, "identity", stop)
+    with pytest.raises(InterruptedError):
+        build_table(SPACE, target, mode=given, plan=SHORT)
+    assert seen[0].mode == mode
+
+
 def test_no_cuda_is_told_where_there_is_none() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is CUDA here")

@@ -25,7 +25,7 @@ from ... import __version__
 from ...core.errors import OptionError
 from ...measure.environment import machine_name
 from ...target.load import LOCAL_TARGETS
-from .clock import Conditions, Turn, block_turn, inputs_of, mode_named, net_turn, time_in_rounds, under
+from .clock import Conditions, Turn, block_turn, inputs_of, mode_named, net_turn, time_in_rounds, under, usual_mode
 from .fit import errors_of, fit_nonnegative
 from .journal import Journal, open_journal
 from .table import Correction, Entry, LatencyTable
@@ -69,23 +69,26 @@ def build_table(
     *,
     batch: int = 1,
     dtype: str = "float32",
-    mode: str = "eager",
+    mode: str | None = None,
     threads: int | None = None,
     plan: Plan | None = None,
     journal: Path | None = None,
     report: Report | None = None,
 ) -> LatencyTable:
-    """Every block of `space` on `target`; with a `journal`, a build that was killed goes on where it was."""
+    """Every block of `space` on `target`; with a `journal`, a build that was killed goes on where it was.
+
+    `mode` None is graph on cuda, where an eager pass of one sample takes the host's time, not the GPU's; eager on cpu.
+    """
     chosen, say = plan or Plan(), report or (lambda message: None)
     if target.partition(":")[0] not in LOCAL_TARGETS:
         from .estimated import estimated_table
 
-        idle = {"dtype": dtype != "float32", "mode": mode != "eager", "threads": threads is not None}
+        idle = {"dtype": dtype != "float32", "mode": mode is not None, "threads": threads is not None}
         if unused := [name for name, given in idle.items() if given]:
             why = "its table is estimated, not measured: nothing would change"
             raise OptionError(f"{', '.join(unused)} for {target}", why=why, do="leave it out, or build on cpu or cuda")
         return estimated_table(space, target, batch, chosen, journal, say)
-    conditions = Conditions(target, batch, dtype, mode_named(mode), threads or torch.get_num_threads())
+    conditions = Conditions(target, batch, dtype, mode_named(mode or usual_mode(target)), threads or torch.get_num_threads())
     blocks, points = checked_blocks(space), distinct_points(space, chosen.calibration + chosen.check, chosen.seed)
     fixed = identity(space, conditions)
     lengths = {f"block {block.key}": (1 if conditions.on_cuda else 2,) for block in blocks} | {

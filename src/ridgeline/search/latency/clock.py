@@ -70,6 +70,11 @@ class Conditions:
         return asdict(self)
 
 
+def usual_mode(device: str) -> str:
+    """What times are taken in where nobody says."""
+    return "graph" if device.partition(":")[0] == "cuda" else "eager"
+
+
 def mode_named(name: str) -> Mode:
     if name not in MODES:
         raise OptionError(f"mode {name!r}", why=f"modes are {', '.join(MODES)}", do="use eager, or graph on cuda")
