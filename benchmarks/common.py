@@ -40,8 +40,8 @@ def versions() -> dict[str, str]:
 
 
 def command() -> str:
-    """How to run it again, without where this run put its files."""
-    words = list(sys.argv)
+    """How to run it again, without where this run put its files; a file from elsewhere by its name."""
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv]
     if "--out" in words:
         at = words.index("--out")
         del words[at : at + 2]
