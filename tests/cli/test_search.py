@@ -79,3 +79,13 @@ def test_refusals(run: Any, tiny: list[str], tmp_path: Path) -> None:
         assert code == 2 and told in err and "Traceback" not in err, (wrong, err)
     assert "run.json" in run("search", "--resume", tmp_path / "none").err
     assert "--seed with --table" in run("search", "--table", "T", "--seed", 0).err  # given, though it is the default
+
+
+def test_without_a_terminal_what_goes_on_is_told_now_and_then(
+    run: Any, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long trials, and searches of one trial, would be silent for minutes."""
+    asked = [*tiny, "--budget", "1trial", "--no-train-winner"]
+    assert "epoch 1" not in run(*asked, "--run", tmp_path / "quick").err
+    monkeypatch.setattr("ridgeline.cli.common.QUIET_S", 0.0)
+    assert "epoch 1" in run(*asked, "--run", tmp_path / "told").err

@@ -49,7 +49,7 @@ def check_outputs(*files: Path | None) -> None:
 def progress(what: str) -> Iterator[Callable[[str], None]]:
     """A line on stderr that says what is going on: live on a terminal, one line a stage elsewhere."""
     if not sys.stderr.isatty():
-        yield _lines(what)
+        yield spoken(what)
         return
     from rich.console import Console
     from rich.markup import escape
@@ -58,7 +58,7 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda message: status.update(escape(f"{what}: {message}"))
 
 
-def _lines(what: str) -> Callable[[str], None]:
+def spoken(what: str) -> Callable[[str], None]:
     """Without a terminal: what begins, then a line every ten seconds."""
     said = [time.monotonic()]
     sys.stderr.write(f"{what} …\n")

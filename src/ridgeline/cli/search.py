@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .common import Json, check_outputs, emit_json, progress, say
+from .common import Json, check_outputs, emit_json, progress, say, spoken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -181,11 +181,12 @@ def _resumed(folder: Path) -> Front:
 
 
 class _watching:
-    """Progress: a live front on a terminal, else a line a trial; on stderr."""
+    """Progress: a live front on a terminal, else a line a trial, and between them one every ten seconds; on stderr."""
 
     def __init__(self, what: str) -> None:
         self.what, self.seen, self.message, self.front = what, 0, what, dict[str, Any]()
         self.live: Any = None
+        self.speak: Callable[[str], None] = lambda message: None
 
     def __enter__(self) -> tuple[Callable[[str], None], Callable[[Front], None]]:
         if sys.stderr.isatty():
@@ -195,7 +196,7 @@ class _watching:
             self.live = Live(self.what, console=Console(stderr=True), refresh_per_second=4, transient=True)
             self.live.start()
         else:
-            say(f"{self.what} …")
+            self.speak = spoken(self.what)
         return self.report, self.watch
 
     def __exit__(self, *problem: object) -> None:
@@ -206,6 +207,8 @@ class _watching:
         self.message = message
         if self.live is not None:
             self._draw()
+        else:
+            self.speak(message)
 
     def watch(self, front: Front) -> None:
         self.front = front.to_json()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,8 @@ def test_out_of_time_it_grows_to_its_limits_in_one_last_cycle() -> None:
     found = run(cycles=9, seconds=0.0)
     assert len(found.phases) == len(PHASES) and found.phases[2]["channels"] == 16 and sum(found.phases[2]["cells"]) == 4
     assert len(found.phases[2]["growth"]) == 3
+    patient = replace(SETTINGS, warm_rounds=3, search_rounds=3, optimise_rounds=3, warm_settled=-1e9, optimise_settled=-1e9)
+    assert [phase.get("rounds") for phase in run(cycles=9, seconds=0.0, settings=patient).phases] == [1, 1, None, 1]
 
 
 def test_an_edge_never_has_an_op_twice() -> None:

@@ -97,12 +97,17 @@ class _Run:
     precision: str
     seed: int
     report: Callable[[str], None] | None
+    until: float | None  # on time.perf_counter
     record: Record = field(default_factory=Record)
     phases: list[dict[str, Any]] = field(default_factory=list)
 
     def stream(self, *parts: int) -> int:
         """A seed for this place in the run."""
         return mix(self.seed, len(self.phases), *parts)
+
+    @property
+    def late(self) -> bool:
+        return self.until is not None and time.perf_counter() > self.until
 
 
 def run_cycles(
@@ -113,8 +118,8 @@ def run_cycles(
 ) -> Grown:  # fmt: skip
     """Search and grow a network of the space's ops.
 
-    The limits of growth default to twice the channels and three times the depth (cells). Once `seconds`
-    have passed, the next cycle is the last and makes all growth that is left; such a run depends on the machine's speed.
+    The limits of growth default to twice the channels and three times the depth (cells). Once `seconds` have passed, each phase ends
+    after its round, and the next growth is the last and makes all that is left; such a run depends on the machine's speed.
     """
     settings, start = settings or CycleSettings(), time.perf_counter()
     limits = _limits(channels, depth, max_channels, max_depth, max_branches, cycles)
@@ -123,7 +128,8 @@ def run_cycles(
     batch = min(batch, len(weights.train), len(held.train))
     with _seeded(mix(seed, BUILD), place):
         net = _placed(GrownNet(_first_plan(data, ops, channels, depth)), place)
-    run = _Run(net, ops, weights, held, limits, settings, batch, cycles, place, passes_in(precision, place), seed, report)
+    run = _Run(net, ops, weights, held, limits, settings, batch, cycles, place, passes_in(precision, place), seed, report,
+               None if seconds is None else start + seconds)  # fmt: skip
     home = None if folder is None else Path(folder)
     identity = _identity(run, space, data)
     if home is not None:
@@ -131,9 +137,6 @@ def run_cycles(
     steps = (_warm_up, _search, _grow, _optimise)
     while len(run.phases) < run.cycles * len(PHASES):
         number = len(run.phases)
-        late = seconds is not None and time.perf_counter() - start > seconds
-        if late and number % len(PHASES) == 0:
-            run.cycles = number // len(PHASES) + 1
         facts = steps[number % len(PHASES)](run)
         run.phases.append({"cycle": number // len(PHASES), "phase": PHASES[number % len(PHASES)], **facts})
         _journal(run, home, identity)
@@ -181,7 +184,7 @@ def _warm_up(run: _Run) -> dict[str, Any]:
     losses: list[float] = []
     for number in range(settings.warm_rounds):
         losses.append(_fit_round(run, number, "constant"))
-        if len(losses) > 1 and losses[-2] - losses[-1] < settings.warm_settled * losses[-2]:
+        if run.late or (len(losses) > 1 and losses[-2] - losses[-1] < settings.warm_settled * losses[-2]):
             break
     return _told(run, {"stages": list(stages), "rounds": len(losses), "train_loss": losses[-1]})
 
@@ -209,7 +212,7 @@ def _search(run: _Run) -> dict[str, Any]:
                 batch = next(batches)
                 _alternate(run, optimiser, batch.inputs, batch.targets)
         chosen = _chosen(_without_doubles(net, run.ops), run.ops, settings.free_ops)
-        if chosen == before:
+        if chosen == before or run.late:
             break
         before = chosen
     shares = net.mixture.detach().softmax(-1).cpu()
@@ -264,7 +267,10 @@ def _chosen(mixture: Tensor, ops: tuple[str, ...], budget: int) -> list[list[int
 
 def _grow(run: _Run) -> dict[str, Any]:
     """As many growths as the cycles left ask for, each of the kind growth.choose names."""
-    left = run.cycles - len(run.phases) // len(PHASES)
+    cycle = len(run.phases) // len(PHASES)
+    if run.late:
+        run.cycles = cycle + 1
+    left = run.cycles - cycle
     count = -(-growth.missing(run.net, run.limits) // left)
     probe = run.held.prepare(run.held.train.inputs[:64].to(run.device))
     before, work = _logits(run.net, probe), _work(run.net)
@@ -293,7 +299,7 @@ def _optimise(run: _Run) -> dict[str, Any]:
     for number in range(settings.optimise_rounds):
         train_loss = _fit_round(run, number, "cosine")
         losses.append(_score(run).loss)
-        if number and losses[-2] - losses[-1] < settings.optimise_settled * losses[-2]:
+        if run.late or (number and losses[-2] - losses[-1] < settings.optimise_settled * losses[-2]):
             break
     for kind in grown["kinds"]:
         run.record.gains[kind] = (before - losses[-1]) / max(grown["work"] - 1.0, 1e-3)
