@@ -48,6 +48,7 @@ def test_selection_is_the_same_as_on_the_cpu() -> None:
 
 def test_channels_leave_on_the_device() -> None:
     """Half the FLOPs of ResNet-56: fewer parameters, and faster where the GPU is the limit."""
+    pytest.importorskip("torch_pruning")
     torch.manual_seed(0)
     model = CifarResNet(9).cuda().eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     inputs = (torch.randn(4096, 3, 32, 32, device="cuda"),)
