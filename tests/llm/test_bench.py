@@ -42,7 +42,11 @@ def test_every_request_of_a_load_gets_its_tokens(engine: Engine) -> None:
 def test_gaps_and_percentiles() -> None:
     record = Served(Job((1,), 4), 1.0, [(2.0, 1), (2.5, 2), (3.5, 1)])
     assert record.tokens == 4 and record.first_s == 1.0 and record.gaps() == [(0.5, 2), (1.0, 1)]
-    assert percentile([4.0, 1.0, 3.0, 2.0], 0.5) == 3.0 and percentile(range(100), 0.99) == 99 and percentile([7.0], 0.99) == 7.0
+    assert percentile([4.0, 1.0, 3.0, 2.0], 0.5) == 2.0 and percentile(range(100), 0.99) == 98 and percentile([7.0], 0.99) == 7.0
+    for count in range(1, 120):
+        for per_cent in range(101):
+            least = next(value for value in range(count) if 100 * (value + 1) >= per_cent * count)
+            assert percentile(range(count), per_cent / 100) == least
 
 
 def test_decode_row(engine: Engine) -> None:

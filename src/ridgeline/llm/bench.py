@@ -12,6 +12,7 @@ request: `gap` is the time between two deliveries, `inter_token` that time divid
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -102,9 +103,9 @@ def serve(engine: Engine, load: Sequence[Job], sampling: Sampling | None = None)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that `share` of them do not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    """The least of them that a `share` of them, or more, do not exceed."""
+    rank = math.ceil(share * len(values) - 1e-9)  # 0.07 · 100 is more than 7
+    return sorted(values)[max(rank, 1) - 1]
 
 
 def bench_decode(
