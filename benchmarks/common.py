@@ -40,12 +40,19 @@ def versions() -> dict[str, str]:
 
 
 def command() -> str:
-    """How to run it again, without where this run put its files; a file from elsewhere by its name."""
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv]
+    """How to run it again, without where this run put its files; the script by its place here, files from elsewhere by their names."""
+    words = [f"benchmarks/{Path(sys.argv[0]).name}", *map(_portable, sys.argv[1:])]
     if "--out" in words:
         at = words.index("--out")
         del words[at : at + 2]
     return " ".join(["python", *words])
+
+
+def _portable(word: str) -> str:
+    """`--table=/somewhere/t.npz` as `--table=t.npz`."""
+    option, equals, value = word.rpartition("=")
+    path = Path(value)
+    return f"{option}{equals}{path.name}" if path.is_absolute() or ".." in path.parts else word
 
 
 def write_results(

@@ -5,7 +5,7 @@ python benchmarks/kernels.py --everything           all sizes and anchors, forwa
 python benchmarks/kernels.py --sizes large,xlarge   these size classes, forward and backward
 python benchmarks/kernels.py --wins                 also writes src/ridgeline/kernel/tables/<device>-wins.json: from which size on
                                                     ours beat eager torch and torch.compile; rows and lines of what is not measured stay
-python benchmarks/kernels.py --wins --measured FILE the same from rows of --sizes or --everything, measuring nothing
+python benchmarks/kernels.py --wins --measured FILE the same from rows of --sizes or --everything, for the machine they are of
 python benchmarks/kernels.py --steady               anchors that tensor cores limit, under load; results/kernel-steady-<machine>.json
 --ops a,b,c and --dtypes x,y choose; --budget SECONDS starts no row after that; --out DIR puts every file there.
 
@@ -41,7 +41,7 @@ from ridgeline.kernel.bench import (
 )
 from ridgeline.kernel.bench.rows import parse_dtype
 from ridgeline.kernel.case import Case
-from ridgeline.kernel.tuning import TABLES, device_slug
+from ridgeline.kernel.tuning import TABLES
 from ridgeline.report.bench_table import cells, heading, summary
 
 Row = dict[str, Any]
@@ -58,7 +58,7 @@ def options() -> argparse.Namespace:
         "--steady", action="store_true", help="anchors that tensor cores limit, each sample after 0.1 s of the same function"
     )
     which.add_argument("--wins", action="store_true", help="measure where ours win, and write the table")
-    parser.add_argument("--measured", type=Path, help="rows file that --wins takes instead of measuring; its rows count as measured now")
+    parser.add_argument("--measured", type=Path, help="rows file that --wins takes instead of measuring")
     parser.add_argument("--ops", help="operators, separated by commas")
     parser.add_argument("--dtypes", help="dtypes, separated by commas")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which no row is started")
@@ -101,10 +101,9 @@ def wins_rows(case: Case) -> list[Wanted]:
 class Files:
     """What a run leaves behind, whole after every op."""
 
-    def __init__(self, given: argparse.Namespace, ceilings: dict[str, Any]) -> None:
-        self.given = given
-        self.machine = {**machine(given.device), "ceilings": ceilings}
-        slug = device_slug() if given.device.startswith("cuda") else "cpu"
+    def __init__(self, given: argparse.Namespace, of: dict[str, Any], made_at: str) -> None:
+        self.given, self.machine, self.commit = given, of, made_at
+        slug = of["name"].lower().replace(" ", "-") if of["device"].startswith("cuda") else "cpu"
         self.label = slug.removeprefix("nvidia-")
         self.what = "steady" if given.steady else "wins" if given.wins else "rows" if given.everything or given.sizes else "anchors"
         self.table = (given.out or TABLES) / f"{slug}-wins.json"
@@ -113,7 +112,7 @@ class Files:
         """The rows; in --wins those of the ops in `whole`, all of whose rows were measured, beside the ones of before, and the table."""
         folder = self.given.out or RESULTS
         if self.given.wins:
-            rows = self.kept([trimmed(row) for row in rows if row["op"] in whole], folder)
+            rows = self.kept([trimmed(row, self.commit) for row in rows if row["op"] in whole], folder)
             lines = wins_table(rows)
             write_json(self.table, {name: lines[name] for name in sorted(lines) if any(at is not None for at in lines[name].values())})
         return write_results("kernel", self.what, self.label, self.machine, rows, folder)
@@ -133,17 +132,17 @@ class Files:
 
 
 def taken(given: argparse.Namespace) -> tuple[list[Row], list[str], Path]:
-    """As `measure`, from a file; its machine is taken to be this one."""
+    """As `measure`, from a file and for its machine."""
     measured = json.loads(given.measured.read_text(encoding="utf-8"))
     rows = [row for row in measured["rows"] if not given.ops or row["op"] in given.ops.split(",")]
-    return rows, [], Files(given, measured["machine"]["ceilings"]).write(rows, {row["op"] for row in rows})
+    return rows, [], Files(given, measured["machine"], measured["commit"]).write(rows, {row["op"] for row in rows})
 
 
-def trimmed(row: Row) -> Row:
+def trimmed(row: Row, made_at: str) -> Row:
     """What the table needs to know of a row, and the commit it was measured at."""
     times = {who: row[who] and {name: row[who][name] for name in ("gpu_ms", "host_us")} for who in ("ours", "eager", "compile")}
     names = ("op", "kind", "shape", "dtype", "backward", "elements")
-    return {"commit": commit(), **{name: row[name] for name in names}, **times}
+    return {"commit": made_at, **{name: row[name] for name in names}, **times}
 
 
 def place(row: Row) -> tuple[Any, ...]:
@@ -171,7 +170,7 @@ def measure(rows: list[Wanted], given: argparse.Namespace, until: float) -> tupl
     quick = given.wins
     settings = Settings(given.device, repeats=given.repeats, compiled=not given.no_compile, peers=not quick, errors=not quick,
                         tune=given.tune, keep=not quick, steady=given.steady)  # fmt: skip
-    files = Files(given, ceilings.to_json())
+    files = Files(given, {**machine(given.device), "ceilings": ceilings.to_json()}, commit())
     sys.stderr.write(heading({"machine": files.machine, "ceilings": ceilings.to_json()}) + "\n")
     done: list[dict[str, Any]] = []
     whole: set[str] = set()
@@ -199,9 +198,11 @@ def main() -> None:
     given = options()
     start = monotonic()
     try:
-        check_device(given.device)
-        rows = plan(load_cases(), given)
-        done, missing, path = taken(given) if given.measured else measure(rows, given, start + given.budget)
+        if given.measured:
+            done, missing, path = taken(given)
+        else:
+            check_device(given.device)
+            done, missing, path = measure(plan(load_cases(), given), given, start + given.budget)
     except RidgelineError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     sys.stderr.flush()

@@ -14,7 +14,6 @@ share of that of all cells. Strategies draw their candidates as they do in space
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +71,6 @@ def main() -> None:
     parser.add_argument("--label", default="cpu", help="machine's name in the result file")
     parser.add_argument("--out", type=Path, default=None, help="folder for the result file")
     options = parser.parse_args()
-    # the result file keeps the command, and no folder of this machine: the script and the table by name
-    sys.argv = ["benchmarks/search_known.py", *(word.replace(str(options.table), options.table.name) for word in sys.argv[1:])]
     table = load_table(options.table)
     rows = [measured(table, device, strategy, known, int(trials), options)
             for trials in options.trials.split(",") for device in options.devices.split(",") for strategy, known in WAYS]  # fmt: skip

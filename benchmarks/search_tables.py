@@ -11,7 +11,6 @@ evaluations, in (accuracy in per cent, -latency in ms) above the reference point
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +68,6 @@ def main() -> None:
     parser.add_argument("--label", default="cpu", help="machine's name in the result file")
     parser.add_argument("--out", type=Path, default=None, help="folder for the result file")
     options = parser.parse_args()
-    # the result file keeps the command, and no folder of this machine: the script and the table by name
-    sys.argv = ["benchmarks/search_tables.py", *(word.replace(str(options.table), options.table.name) for word in sys.argv[1:])]
     table, names = load_table(options.table), options.strategies.split(",")
     rows = [accuracies(table, name, options.seeds, options.trials) for name in names]
     rows += [fronts(table, name, options.front_seeds, options.front_trials) for name in names]

@@ -148,6 +148,25 @@ def test_wins_from_rows_measured_before(script: Any, tmp_path: Path, capsys: pyt
     assert "--wins" in capsys.readouterr().err
 
 
+def test_the_shipped_lines_of_batch_norm_follow_from_its_rows(script: Any, tmp_path: Path) -> None:
+    """By the command docs/kernels.md names, on any machine: the file says for which one the table is, and at which commit it was made."""
+    results = ROOT / "benchmarks" / "results"
+    ops = "batch_norm,batch_norm_act,add_batch_norm_act"
+    script("--wins", "--measured", results / "kernel-rows-h200.json", "--ops", ops, "--out", tmp_path)
+    made, shipped = (json.loads((folder / "kernel-wins-h200.json").read_text()) for folder in (tmp_path, results))
+    assert made["rows"] == shipped["rows"] and made["machine"]["name"] == "NVIDIA H200"
+    assert made["command"].endswith(f"--measured kernel-rows-h200.json --ops {ops}") and str(tmp_path) not in made["command"]
+    table = json.loads((ROOT / "src/ridgeline/kernel/tables/nvidia-h200-wins.json").read_text())
+    assert json.loads((tmp_path / "nvidia-h200-wins.json").read_text()) == table
+
+
+def test_a_command_names_no_folder_of_the_machine(monkeypatch: pytest.MonkeyPatch, script: Any) -> None:
+    common = sys.modules["common"]
+    words = ["/there/x.py", "--table=/there/t.npz", "--text", "../other/t.txt", "--set", "a.b=c", "--out", "/there/out", "--fast"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert common.command() == "python benchmarks/x.py --table=t.npz --text t.txt --set a.b=c --fast"
+
+
 def test_the_script_stops_when_its_time_is_spent(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script("--wins", "--budget", "0", "--out", tmp_path)
     assert "not all measured: tiny" in capsys.readouterr().out

@@ -111,11 +111,7 @@ class InKernels(replace.Replaced):
         self.latest: Trial | None = None
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            with self.kernels:
-                return self.before(*args, **kwargs)
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            self.latest = None  # recorded, not run: its time says nothing, and a graph's launches cost the host nothing
+        if torch.compiler.is_compiling() or _capturing():
             with self.kernels:
                 return self.before(*args, **kwargs)
         trial = self._trial((torch.is_grad_enabled(), self.holder.training, signature(args), signature(kwargs)))
@@ -138,6 +134,11 @@ class InKernels(replace.Replaced):
         if len(self.trials) > TRIALS:
             self.trials.pop(next(iter(self.trials)), None)
         return trial
+
+
+def _capturing() -> bool:
+    """Whether a CUDA graph is recorded: this pass's time says nothing, and when the graph runs its launches cost the host nothing."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 class Trial:

@@ -10,7 +10,6 @@ import triton.language as tl
 from ridgeline.kernel import batch_norm as module
 from ridgeline.kernel import jit
 from tests.kernel.sass import Code, compiled
-from tests.support import FULL
 
 pytestmark = pytest.mark.skipif(jit.INTERPRETED, reason="interpreted kernels have no machine code")
 WIDE_LOAD, WIDE_STORE = r"LDG\.E\.(?:\w+\.)*128|LDGSTS\.E\.(?:\w+\.)*128", r"STG\.E\.(?:\w+\.)*128"
@@ -30,10 +29,9 @@ def code_of(kernel: object, tensors: str, absent: str, dtype: str, config: int, 
 
 
 USUAL = module.SPACE.index(module._USUAL)
-CONFIGS = range(0, len(module.SPACE), 1 if FULL else 2)
 
 
-@pytest.mark.parametrize("config,dtype", [(USUAL, "*fp32"), *((at, "*bf16") for at in CONFIGS)])
+@pytest.mark.parametrize("config,dtype", [(USUAL, "*fp32"), *((at, "*bf16") for at in range(len(module.SPACE)))])
 def test_streams(config: int, dtype: str) -> None:
     walks = (
         (module._statistics, "x", "", {}),
