@@ -3,6 +3,7 @@
 python benchmarks/search_fronts.py                  h200 and eyeriss, residual at 16 channels, 24 trainings each; a GPU makes it quick
   --targets h200,eyeriss --space residual --set-space channels=16 --trials 24 --trial-epochs 8 --seed 0
   --tables FOLDER   keeps the latency tables (one to two minutes on a CPU) and takes those it has
+  --together        the searches at the same time, a process each: small networks leave most of a large GPU idle
 
     target ──estimated latency table, one image a pass──> search for accuracy and latency (same data, seed, budget) ──> front
     every network of both fronts ──both tables──> accuracy, latency here and there ──> hypervolume of each front on each machine
@@ -17,6 +18,9 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +41,17 @@ Row = dict[str, Any]
 
 def main() -> None:
     options = parse()
-    data = prepared(load_data("cifar10"), 0, options.images)
-    space = space_for(options.space, data, {name: value_of(text) for name, text in (one.partition("=")[::2] for one in options.set_space)})
     targets = options.targets.split(",")
-    tables = {target: table_of(space, target, options.tables) for target in targets}
-    rows = [searched(space, data, target, tables, options) for target in targets]
+    with tempfile.TemporaryDirectory() as folder:
+        options.tables = options.tables or Path(folder)
+        space = space_of(options, load_data("cifar10"))
+        for target in targets:
+            table_of(space, target, options.tables)
+        if options.together:
+            with ProcessPoolExecutor(len(targets), get_context("spawn")) as pool:
+                rows = list(pool.map(partial(searched, options), targets))
+        else:
+            rows = [searched(options, target) for target in targets]
     compare(rows, targets)
     for row in rows:
         print(line(row, targets))
@@ -60,6 +70,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--trials", type=int, default=24)
     parser.add_argument("--trial-epochs", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--together", action="store_true", help="all searches at the same time")
     parser.add_argument("--tables", type=Path, default=None, help="folder of latency tables")
     parser.add_argument("--images", type=int, default=0, help="of the training split; 0: all (for a quick look only)")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -70,25 +81,32 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def table_of(space: Space, target: str, folder: Path | None) -> LatencyTable:
-    path = folder / f"{space.name}-{target}.json" if folder else None
-    if path is not None and path.is_file():
-        return LatencyTable.load(path)
-    table = build_table(space, target, batch=1)
-    if path is not None:
-        table.save(path)
-    return table
+def space_of(options: argparse.Namespace, data: Data) -> Space:
+    return space_for(options.space, data, {name: value_of(text) for name, text in (one.partition("=")[::2] for one in options.set_space)})
 
 
-def searched(space: Space, data: Data, target: str, tables: dict[str, LatencyTable], options: argparse.Namespace) -> Row:
+def table_file(space: Space, target: str, folder: Path) -> Path:
+    return folder / f"{space.name}-{target}.json"
+
+
+def table_of(space: Space, target: str, folder: Path) -> LatencyTable:
+    """The one in the folder; where there is none, it is made and kept there."""
+    path = table_file(space, target, folder)
+    if not path.is_file():
+        build_table(space, target, batch=1).save(path)
+    return LatencyTable.load(path)
+
+
+def searched(options: argparse.Namespace, target: str) -> Row:
     """A search for one machine; its front, with every machine's latency of each network."""
-    start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        found = search(
-            space, data, target, "accuracy,latency", f"{options.trials}trials", table=str(tables[target].save(Path(folder) / "table.json")),
-            epochs=options.trial_epochs, seeds=(options.seed,), device=options.device, train_winner=False, onnx=False,
-            report=lambda text: print(f"  {target}: {text}", flush=True) if "epoch" not in text else None,
-        )  # fmt: skip
+    start, data = time.perf_counter(), prepared(load_data("cifar10"), 0, options.images)
+    space = space_of(options, data)
+    tables = {name: table_of(space, name, options.tables) for name in options.targets.split(",")}
+    found = search(
+        space, data, target, "accuracy,latency", f"{options.trials}trials", table=str(table_file(space, target, options.tables)),
+        epochs=options.trial_epochs, seeds=(options.seed,), device=options.device, train_winner=False, onnx=False,
+        report=lambda text: print(f"  {target}: {text}", flush=True) if "epoch" not in text else None,
+    )  # fmt: skip
     nets = [{"point": list(space.canonical(trial.point)), "accuracy": trial.values["accuracy"], "genotype": found.genotypes[trial.number],
              "latency_s": {name: table.predict(space, trial.point) for name, table in tables.items()}}
             for trial in found.front]  # fmt: skip

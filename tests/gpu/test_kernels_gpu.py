@@ -30,6 +30,7 @@ def host_us(function: Callable[[], object], calls: int = 200) -> float:
 
 def small_calls() -> dict[str, Callable[[], object]]:
     from ridgeline.kernel.activation import gelu
+    from ridgeline.kernel.batch_norm import batch_norm
     from ridgeline.kernel.cross_entropy import cross_entropy
     from ridgeline.kernel.gemv import gemv
     from ridgeline.kernel.layer_norm import layer_norm
@@ -48,6 +49,8 @@ def small_calls() -> dict[str, Callable[[], object]]:
     square = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16)
     bytes_, nibbles = quantize_int8(square), quantize_int4(square)
     targets = torch.zeros(64, dtype=torch.long, device="cuda")
+    wide = torch.randn(1536, 1536, device="cuda", dtype=torch.bfloat16)
+    images = torch.randn(4, 256, 4, 4, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
     return {
         "add": lambda: add(x, x),
         "gelu": lambda: gelu(x),
@@ -58,6 +61,8 @@ def small_calls() -> dict[str, Callable[[], object]]:
         "sum": lambda: our_sum(x, -1),
         "rope": lambda: rope(query, query, table, table),
         "matmul": lambda: matmul(x, square),
+        "matmul_by_descriptors": lambda: matmul(wide, wide),
+        "batch_norm": lambda: batch_norm(images, None, None, weight, bias),
         "cross_entropy": lambda: cross_entropy(x, targets),
         "gemv": lambda: gemv(x[:1], square),
         "linear_int8": lambda: linear_int8(x[:1], *bytes_),
@@ -65,8 +70,8 @@ def small_calls() -> dict[str, Callable[[], object]]:
     }
 
 
-CALLS = ("add", "gelu", "softmax", "rms_norm", "layer_norm", "swiglu", "sum", "rope", "matmul", "cross_entropy", "gemv", "linear_int8",
-         "linear_int4")  # fmt: skip
+CALLS = ("add", "gelu", "softmax", "rms_norm", "layer_norm", "swiglu", "sum", "rope", "matmul", "matmul_by_descriptors", "batch_norm",
+         "cross_entropy", "gemv", "linear_int8", "linear_int4")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -2,7 +2,7 @@
 
     x [rows, channels], channels innermost ──_statistics──> means and squares [programs, channels] ──_combined──> stats [3, channels]
       x, residual, stats ──_apply──> y                                          from the end, where the second-level cache is warm
-    g, x, residual ──_slopes──> partial sums ──_reduce──> dw, db ──_apply_backward──> dx, and dr, the residual's
+    g, x, residual ──_slopes──> partial sums ──_summed──> dw, db ──_apply_backward──> dx, and dr, the residual's
 
 What torch does in two to four passes more: the activation and the sum are never stored apart, and the backward computes the
 activation's argument again. Least passes over x: forward 3 (4 with a residual), backward 5 (8); torch 5 (8) and 8 (8), relu in place.
@@ -14,7 +14,6 @@ Evaluation is left to torch, and to folding into the convolution. Ref: Ioffe and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import torch
@@ -23,10 +22,10 @@ from torch import Tensor, nn
 
 from ..core.errors import OptionError
 from ..workload.models.normed import normed
-from .batch_norm_kernels import KERNELS, _apply, _apply_backward, _combined, _slopes, _statistics
+from .batch_norm_kernels import KERNELS, _apply, _apply_backward, _combined, _slopes, _statistics, _summed
 from .case import Case, Inputs, benchmark
 from .jit import cdiv, empty, next_power_of_2, tl
-from .layer_norm import OptionalTensor, _plan_reduce
+from .layer_norm import OptionalTensor
 from .library import operator
 from .plan import Plan, planned, start
 from .replace import replaces, worth
@@ -59,11 +58,7 @@ def _sizes(x: Tensor) -> tuple[int, int]:
     return x.numel() // x.shape[1], x.shape[1]
 
 
-def _acc(x: Tensor) -> Any:
-    return tl.float64 if x.dtype is torch.float64 else tl.float32
-
-
-def _plan(op: str, kernel: Any, x: Tensor, extra: dict[str, Any]) -> Plan:
+def _plan(op: str, kernel: Any, x: Tensor, then: Plan | None, **extra: Any) -> Plan:
     """Of a kernel that walks over tiles: a column of programs for each block of channels."""
     rows, cols = _sizes(x)
     bucket = (min(next_power_of_2(cols), 1024), x.element_size())
@@ -75,34 +70,42 @@ def _plan(op: str, kernel: Any, x: Tensor, extra: dict[str, Any]) -> Plan:
     parts = min(cdiv(rows, tile), max(1, max(1, chosen["WARPS"] // team) * multiprocessors(x.device) // wide))
     constants = {**extra, "ACC": _acc(x), "VEC": 8 if cols % 16 == 8 else 1, "ROWS": tile, "BLOCK": block, "STAGES": chosen["STAGES"],
                  "num_warps": team}  # fmt: skip
-    return Plan(op, bucket, _USUAL, chosen, kernel, (wide, parts), (rows, cols), constants)
+    return Plan(op, bucket, _USUAL, chosen, kernel, (wide, parts), (rows, cols), constants, then)
 
 
-def _walk(op: str, kernel: Any, x: Tensor, **extra: Any) -> Plan:
-    key = (kernel, x.shape, x.dtype, x.get_device(), *extra.values())
-    return planned(_plans, key, _plan, op, kernel, x, extra)
+def _acc(x: Tensor) -> Any:
+    return tl.float64 if x.dtype is torch.float64 else tl.float32
 
 
-def _plan_combined(rows: int, cols: int, parts: int, tile: int, acc: Any) -> Plan:
-    block = max(8, min(64, next_power_of_2(cdiv(cols, 128))))
-    constants = {"ACC": acc, "TILE": tile, "ROWS": 2048 // block, "BLOCK": block, "num_warps": 4}
-    return Plan("", (), {}, {}, _combined, (cdiv(cols, block),), (rows, cols, parts), constants)
+def _join(kernel: Any, x: Tensor, block: int, sizes: tuple[int, ...], then: Plan | None, **extra: Any) -> Plan:
+    """Of a kernel that joins what the programs of the one before left: a program for each block of channels."""
+    constants = {**extra, "ACC": _acc(x), "ROWS": 2048 // block, "BLOCK": block, "num_warps": 4}
+    return Plan("", (), {}, {}, kernel, (cdiv(x.shape[1], block),), sizes, constants, then)
+
+
+def _plan_forward(x: Tensor, activation: str) -> Plan:
+    last = _plan("batch_norm", _apply, x, None, KIND=activation)
+    block = max(8, min(64, next_power_of_2(cdiv(x.shape[1], 128))))
+    join = _join(_combined, x, block, (*last.sizes, last.grid[1]), last, TILE=last.constants["ROWS"])
+    return _plan("batch_norm", _statistics, x, join)
+
+
+def _plan_backward(x: Tensor, activation: str, applied: bool) -> Plan:
+    last = _plan("batch_norm_backward", _apply_backward, x, None, KIND=activation)
+    block = max(32, min(256, next_power_of_2(cdiv(x.shape[1], 128))))  # about one program a multiprocessor
+    join = _join(_summed, x, block, (last.grid[1], x.shape[1]), last if applied else None)
+    return _plan("batch_norm_backward", _slopes, x, join, KIND=activation)
 
 
 def _launch(x: Tensor, residual: OptionalTensor, weight: OptionalTensor, bias: OptionalTensor, eps: float, activation: str) -> Any:
-    x = _dense(x)
-    y, (rows, cols) = torch.empty_like(x), _sizes(x)
-    wide = torch.float64 if x.dtype is torch.float64 else torch.float32
-    stats = empty((3, cols), wide, x.device)
-    walk = _walk("batch_norm", _statistics, x)
-    parts = walk.grid[1]
-    means, squares = empty((parts, cols), wide, x.device), empty((parts, cols), wide, x.device)
-    start(walk, (x, means, squares))
-    tile = walk.constants["ROWS"]
-    join = planned(_plans, ("join", rows, cols, parts, tile, wide, x.get_device()), _plan_combined, rows, cols, parts, tile, _acc(x))
-    start(join, (means, squares, stats), (eps,))
-    residual = None if residual is None else _dense(residual)
-    start(_walk("batch_norm", _apply, x, KIND=activation), (x, residual, stats, _flat(weight), _flat(bias), y))
+    x, residual = _dense(x), None if residual is None else _dense(residual)
+    shape, dtype, device = x.shape, x.dtype, x.device
+    plan = planned(_plans, (activation, shape, dtype, device), _plan_forward, x, activation)
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    parts = empty((plan.grid[1], 2, shape[1]), wide, device)
+    stats = empty((3, shape[1]), wide, device)
+    y = torch.empty_like(x)
+    start(plan, (x, residual, _flat(weight), _flat(bias), parts, stats, y), (eps,))
     return y, stats
 
 
@@ -113,20 +116,13 @@ def _flat(parameter: OptionalTensor) -> OptionalTensor:
 def _launch_backward(grad: Tensor, x: Tensor, residual: OptionalTensor, stats: Tensor, weight: OptionalTensor, bias: OptionalTensor,
                      needs: Sequence[bool], activation: str) -> Any:  # fmt: skip
     grad, x, residual = _dense(grad), _dense(x), None if residual is None else _dense(residual)
-    weight, bias, cols = _flat(weight), _flat(bias), x.shape[1]
-    dx, dr, _, _ = _fake_backward(grad, x, residual, stats, weight, bias, needs, activation)
-    walk = _walk("batch_norm_backward", _slopes, x, KIND=activation)
-    parts = walk.grid[1]
-    partial = [empty((parts, cols), stats.dtype, x.device) for _ in range(2)]
-    dw, db = (empty((cols,), stats.dtype, x.device) for _ in range(2))
-    start(walk, (grad, x, residual, stats, weight, bias, *partial))
-    join = planned(_plans, ("reduce", parts, cols, stats.dtype, x.get_device()), _plan_reduce, parts, cols, _acc(x))
-    start(join, (*partial, dw, db))
-    if needs[0] or needs[1]:
-        apply = _walk("batch_norm_backward", _apply_backward, x, KIND=activation)
-        start(apply, (grad, x, residual, stats, weight, bias, dw, db, dx if needs[0] else None, dr if needs[1] else None))
-    return dx, dr, *(x.new_empty(0) if like is None or not needed else found.to(like.dtype)
-                     for found, like, needed in zip((dw, db), (weight, bias), needs[2:], strict=True))  # fmt: skip
+    weight, bias = _flat(weight), _flat(bias)
+    found = _fake_backward(grad, x, residual, stats, weight, bias, needs, activation)
+    shape, device, applied = x.shape, x.device, needs[0] or needs[1]
+    plan = planned(_plans, (activation, shape, x.dtype, device, applied), _plan_backward, x, activation, applied)
+    sums = empty((1 + plan.grid[1], 2, shape[1]), stats.dtype, device)
+    start(plan, (grad, x, residual, weight, bias, stats, sums, *[room if room.numel() else None for room in found]))
+    return found
 
 
 def _per_channel(values: Tensor, x: Tensor) -> Tensor:
@@ -182,9 +178,8 @@ def _fake_backward(grad: Tensor, x: Tensor, residual: OptionalTensor, stats: Ten
                    needs: Sequence[bool], activation: str) -> Any:  # fmt: skip
     """Tensors for the gradients, empty ones for what is not asked for."""
     x = _dense(x)
-    likes = (x, None if residual is None else x, weight, bias)
-    asked = (like if needed else None for like, needed in zip(likes, needs, strict=True))
-    return tuple(x.new_empty(0) if like is None else torch.empty_like(like) for like in asked)
+    likes = zip((x, None if residual is None else x, weight, bias), needs, strict=True)
+    return tuple([torch.empty_like(like) if needed and like is not None else x.new_empty(0) for like, needed in likes])
 
 
 def _setup(ctx: Any, args: tuple[Any, ...], output: Any) -> None:
@@ -203,7 +198,7 @@ def _backward(ctx: Any, grad: OptionalTensor, *_: Any) -> tuple[OptionalTensor, 
     asked = list(ctx.needs_input_grad[:4])
     needs = [asked[0], asked[1] and residual is not None, *asked[2:]]
     found = batch_norm_backward_op(grad, x, residual, stats, weight, bias, needs, ctx.activation)
-    dx, dr, dw, db = (d if needed else None for d, needed in zip(found, needs, strict=True))
+    dx, dr, dw, db = [d if needed else None for d, needed in zip(found, needs, strict=True)]
     return dx, grad if asked[1] and residual is None else dr, dw, db, None, None
 
 
@@ -223,21 +218,29 @@ def batch_norm(x: Tensor, running_mean: OptionalTensor = None, running_var: Opti
     _check(x, weight, bias, residual, activation)
     y: Tensor
     y, stats = batch_norm_op(x, residual, weight, bias, eps, activation)
-    with torch.no_grad():
-        for running, seen in ((running_mean, stats[0]), (running_var, stats[2])):
-            if running is not None:
-                running.lerp_(seen.to(running.dtype), momentum)
+    if running_mean is not None or running_var is not None:
+        _move(((running_mean, stats[0]), (running_var, stats[2])), momentum)
     return y
 
 
+def _move(statistics: Sequence[tuple[OptionalTensor, Tensor]], momentum: float) -> None:
+    """Each running statistic towards what was seen, all by one launch."""
+    pairs = [(one, seen if seen.dtype is one.dtype else seen.to(one.dtype)) for one, seen in statistics if one is not None]
+    running, wanted = zip(*pairs, strict=True)
+    with torch.no_grad():
+        torch._foreach_lerp_(running, wanted, momentum)
+
+
 def _check(x: Tensor, weight: OptionalTensor, bias: OptionalTensor, residual: OptionalTensor, activation: str) -> None:
-    if x.dim() < 2 or not x.is_floating_point() or prod(x.shape) <= x.shape[1]:
-        raise OptionError(f"batch norm of {tuple(x.shape)} {x.dtype}", why="a variance needs two values or more of every channel, dim 1",
+    shape = x.shape
+    if len(shape) < 2 or not x.is_floating_point() or x.numel() <= shape[1]:
+        raise OptionError(f"batch norm of {tuple(shape)} {x.dtype}", why="a variance needs two values or more of every channel, dim 1",
                           do="give floating point numbers [batch, channels, …]")  # fmt: skip
-    if any(p is not None and p.shape != x.shape[1:2] for p in (weight, bias)):
-        raise OptionError(f"weight or bias for {x.shape[1]} channels", why="each has one number a channel", do="give vectors")
-    if residual is not None and (residual.shape, residual.dtype) != (x.shape, x.dtype):
-        raise OptionError(f"a residual of {tuple(residual.shape)} {residual.dtype} for x of {tuple(x.shape)} {x.dtype}",
+    channels = shape[1:2]
+    if (weight is not None and weight.shape != channels) or (bias is not None and bias.shape != channels):
+        raise OptionError(f"weight or bias for {shape[1]} channels", why="each has one number a channel", do="give vectors")
+    if residual is not None and (residual.shape, residual.dtype) != (shape, x.dtype):
+        raise OptionError(f"a residual of {tuple(residual.shape)} {residual.dtype} for x of {tuple(shape)} {x.dtype}",
                           why="both are added value by value", do="expand or convert one of them first")  # fmt: skip
     if activation not in ACTIVATIONS:
         raise OptionError(f"activation {activation!r}", why="the kernel has others", do=f"one of {', '.join(ACTIVATIONS)}")

@@ -2,6 +2,8 @@
 
 A program has BLOCK channels and walks over tiles of ROWS rows. Its sums are about the mean of its first tile, and the programs' means are
 joined about their own mean: a variance loses nothing to a mean far from zero, and little to an outlier, wherever it stands.
+
+The kernels of a pass have the same tensors and float numbers, whether they use them or not: they are one chain of launches, see plan.py.
 """
 
 from __future__ import annotations
@@ -59,8 +61,9 @@ def _seen(part, parts, rows, tiles, ROWS: tl.constexpr):  # type: ignore[no-unty
 
 
 @jit
-def _statistics(x_ptr, mean_ptr, square_ptr, rows, cols, ACC: tl.constexpr, VEC: tl.constexpr, ROWS: tl.constexpr,  # type: ignore[no-untyped-def]
-                BLOCK: tl.constexpr, STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+def _statistics(x_ptr, r_ptr, w_ptr, b_ptr, part_ptr, stats_ptr, y_ptr, rows, cols, eps, ACC: tl.constexpr, VEC: tl.constexpr,  # type: ignore[no-untyped-def]
+                ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    """part [parts, 2, cols]: mean, and sum of squares about it, of each program's rows."""
     promptly(PROMPT)
     width = cols // VEC * VEC  # no change; tells the compiler what divides the row, for wide loads
     part, parts = tl.program_id(1), tl.num_programs(1)
@@ -79,14 +82,14 @@ def _statistics(x_ptr, mean_ptr, square_ptr, rows, cols, ACC: tl.constexpr, VEC:
         square += gap * gap
     count = _seen(part, parts, rows, tl.cdiv(rows, ROWS), ROWS).to(ACC)
     gap = tl.sum(total, 0)[None, :] / count
-    out = part.to(tl.int64) * width + col
-    tl.store(mean_ptr + out, origin + gap, mask=col < width)
-    tl.store(square_ptr + out, tl.maximum(tl.sum(square, 0)[None, :] - gap * gap * count, 0.0), mask=col < width)
+    out = part_ptr + part.to(tl.int64) * 2 * width + col
+    tl.store(out, origin + gap, mask=col < width)
+    tl.store(out + width, tl.maximum(tl.sum(square, 0)[None, :] - gap * gap * count, 0.0), mask=col < width)
 
 
 @jit
-def _combined(mean_ptr, square_ptr, stats_ptr, rows, cols, parts, eps, ACC: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr,  # type: ignore[no-untyped-def]
-              BLOCK: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+def _combined(x_ptr, r_ptr, w_ptr, b_ptr, part_ptr, stats_ptr, y_ptr, rows, cols, parts, eps, ACC: tl.constexpr, TILE: tl.constexpr,  # type: ignore[no-untyped-def]
+              ROWS: tl.constexpr, BLOCK: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
     """stats [3, cols]: mean, 1 / deviation, variance as running statistics have it. TILE: the ROWS of _statistics."""
     promptly(PROMPT)
     col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
@@ -95,22 +98,22 @@ def _combined(mean_ptr, square_ptr, stats_ptr, rows, cols, parts, eps, ACC: tl.c
     for first in range(0, parts, ROWS):
         part = first + tl.arange(0, ROWS)[:, None]
         inside = (part < parts) & (col < cols)
-        total += tl.load(mean_ptr + part.to(tl.int64) * cols + col, mask=inside, other=0.0)
+        total += tl.load(part_ptr + part.to(tl.int64) * 2 * cols + col, mask=inside, other=0.0)
     start = tl.sum(total, 0)[None, :] / parts
     total = tl.zeros([ROWS, BLOCK], ACC)
     for first in range(0, parts, ROWS):
         part = first + tl.arange(0, ROWS)[:, None]
         inside = (part < parts) & (col < cols)
-        gap = tl.where(inside, tl.load(mean_ptr + part.to(tl.int64) * cols + col, mask=inside, other=0.0) - start, 0.0)
+        gap = tl.where(inside, tl.load(part_ptr + part.to(tl.int64) * 2 * cols + col, mask=inside, other=0.0) - start, 0.0)
         total += gap * _seen(part, parts, rows, tiles, TILE).to(ACC)
     mean = tl.sum(total, 0)[None, :] / rows
     squares = tl.zeros([ROWS, BLOCK], ACC)
     for first in range(0, parts, ROWS):
         part = first + tl.arange(0, ROWS)[:, None]
         inside = (part < parts) & (col < cols)
-        at = part.to(tl.int64) * cols + col
-        gap = tl.load(mean_ptr + at, mask=inside, other=0.0) - start - mean
-        square = tl.load(square_ptr + at, mask=inside, other=0.0) + _seen(part, parts, rows, tiles, TILE).to(ACC) * gap * gap
+        at = part_ptr + part.to(tl.int64) * 2 * cols + col
+        gap = tl.load(at, mask=inside, other=0.0) - start - mean
+        square = tl.load(at + cols, mask=inside, other=0.0) + _seen(part, parts, rows, tiles, TILE).to(ACC) * gap * gap
         squares += tl.where(inside, square, 0.0)
     whole = tl.sum(squares, 0)[None, :]
     tl.store(stats_ptr + col, start + mean, mask=col < cols)
@@ -119,8 +122,8 @@ def _combined(mean_ptr, square_ptr, stats_ptr, rows, cols, parts, eps, ACC: tl.c
 
 
 @jit
-def _apply(x_ptr, r_ptr, stats_ptr, w_ptr, b_ptr, y_ptr, rows, cols, KIND: tl.constexpr, ACC: tl.constexpr, VEC: tl.constexpr,  # type: ignore[no-untyped-def]
-           ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+def _apply(x_ptr, r_ptr, w_ptr, b_ptr, part_ptr, stats_ptr, y_ptr, rows, cols, eps, KIND: tl.constexpr, ACC: tl.constexpr,  # type: ignore[no-untyped-def]
+           VEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
     """y = activation((x - mean) rstd w + b + r)."""
     promptly(PROMPT)
     width = cols // VEC * VEC
@@ -152,9 +155,10 @@ def _sent_back(g_ptr, x_ptr, r_ptr, at, inside, mean, scale, shift, KIND: tl.con
 
 
 @jit
-def _slopes(g_ptr, x_ptr, r_ptr, stats_ptr, w_ptr, b_ptr, dw_ptr, db_ptr, rows, cols, KIND: tl.constexpr, ACC: tl.constexpr,  # type: ignore[no-untyped-def]
-            VEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
-    """Sums of the gradient, and of it times the normalised x, of each program's rows: [parts, cols] each."""
+def _slopes(g_ptr, x_ptr, r_ptr, w_ptr, b_ptr, stats_ptr, sums_ptr, dx_ptr, dr_ptr, dw_ptr, db_ptr, rows, cols, KIND: tl.constexpr,  # type: ignore[no-untyped-def]
+            ACC: tl.constexpr, VEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+            PROMPT: tl.constexpr = False):  # fmt: skip
+    """sums [1 + parts, 2, cols], but for the first: of the gradient times the normalised x, and of the gradient, of each program's rows."""
     promptly(PROMPT)
     width = cols // VEC * VEC
     col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
@@ -167,22 +171,45 @@ def _slopes(g_ptr, x_ptr, r_ptr, stats_ptr, w_ptr, b_ptr, dw_ptr, db_ptr, rows, 
         g, gap = _sent_back(g_ptr, x_ptr, r_ptr, row * width + col, inside, mean, scale, shift, KIND, ACC)
         db += g
         dw += g * gap
-    out = tl.program_id(1).to(tl.int64) * width + col
-    tl.store(dw_ptr + out, tl.sum(dw, 0)[None, :] * rstd, mask=col < width)
-    tl.store(db_ptr + out, tl.sum(db, 0)[None, :], mask=col < width)
+    out = sums_ptr + (tl.program_id(1).to(tl.int64) + 1) * 2 * width + col
+    tl.store(out, tl.sum(dw, 0)[None, :] * rstd, mask=col < width)
+    tl.store(out + width, tl.sum(db, 0)[None, :], mask=col < width)
 
 
 @jit
-def _apply_backward(g_ptr, x_ptr, r_ptr, stats_ptr, w_ptr, b_ptr, dw_ptr, db_ptr, dx_ptr, dr_ptr, rows, cols, KIND: tl.constexpr,  # type: ignore[no-untyped-def]
-                    ACC: tl.constexpr, VEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-                    PROMPT: tl.constexpr = False):  # fmt: skip
+def _summed(g_ptr, x_ptr, r_ptr, w_ptr, b_ptr, stats_ptr, sums_ptr, dx_ptr, dr_ptr, dw_ptr, db_ptr, parts, cols, ACC: tl.constexpr,  # type: ignore[no-untyped-def]
+            ROWS: tl.constexpr, BLOCK: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    """The first of sums: all programs' together; they are dw and db, too."""
+    promptly(PROMPT)
+    col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    dw = tl.zeros([ROWS, BLOCK], ACC)
+    db = tl.zeros([ROWS, BLOCK], ACC)
+    for first in range(0, parts, ROWS):
+        part = first + tl.arange(0, ROWS)[:, None]
+        inside = (part < parts) & (col < cols)
+        at = sums_ptr + (part.to(tl.int64) + 1) * 2 * cols + col
+        dw += tl.load(at, mask=inside, other=0.0)
+        db += tl.load(at + cols, mask=inside, other=0.0)
+    slope, level = tl.sum(dw, 0)[None, :], tl.sum(db, 0)[None, :]
+    tl.store(sums_ptr + col, slope, mask=col < cols)
+    tl.store(sums_ptr + cols + col, level, mask=col < cols)
+    if dw_ptr is not None:
+        tl.store(dw_ptr + col, slope, mask=col < cols)
+    if db_ptr is not None:
+        tl.store(db_ptr + col, level, mask=col < cols)
+
+
+@jit
+def _apply_backward(g_ptr, x_ptr, r_ptr, w_ptr, b_ptr, stats_ptr, sums_ptr, dx_ptr, dr_ptr, dw_ptr, db_ptr, rows, cols,  # type: ignore[no-untyped-def]
+                    KIND: tl.constexpr, ACC: tl.constexpr, VEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+                    STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
     """dx = rstd w (g - db / rows - normalised x · dw / rows), dr = g; g the gradient before the activation."""
     promptly(PROMPT)
     width = cols // VEC * VEC
     col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
     mean, rstd, scale, shift = _channels(stats_ptr, w_ptr, b_ptr, col, cols, ACC)
-    slope = rstd * _columns_of(dw_ptr, col, cols, 0.0, ACC) / rows
-    level = _columns_of(db_ptr, col, cols, 0.0, ACC) / rows
+    slope = rstd * _columns_of(sums_ptr, col, cols, 0.0, ACC) / rows
+    level = _columns_of(sums_ptr + cols, col, cols, 0.0, ACC) / rows
     last = tl.cdiv(rows, ROWS) - 1
     for step in tl.range(tl.program_id(1), last + 1, tl.num_programs(1), num_stages=STAGES):
         row = (tl.arange(0, ROWS).to(tl.int64) + (last - step) * ROWS)[:, None]  # from the end: it is still cached

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 pytest.importorskip("triton")
 import triton.language as tl
@@ -15,32 +18,34 @@ pytestmark = pytest.mark.skipif(jit.INTERPRETED, reason="interpreted kernels hav
 WIDE_LOAD, WIDE_STORE = r"LDG\.E\.(?:\w+\.)*128|LDGSTS\.E\.(?:\w+\.)*128", r"STG\.E\.(?:\w+\.)*128"
 
 
-def code_of(kernel: object, tensors: str, absent: str, dtype: str, config: int, **constants: object) -> Code:
+def code_of(kernel: Any, absent: str, dtype: str, config: int, **constants: object) -> Code:
+    """With x and what is like it in `dtype`, the rest in float32."""
     chosen = module.SPACE[config]
-    whole = {**dict.fromkeys((f"{name}_ptr" for name in tensors.split()), dtype)}
-    sums = dict.fromkeys(("mean_ptr", "square_ptr") if kernel is module._statistics else ("stats_ptr", "w_ptr", "b_ptr"), "*fp32")
-    sums |= {} if kernel in (module._statistics, module._apply) else dict.fromkeys(("dw_ptr", "db_ptr"), "*fp32")
-    signature = {**whole, **sums, "rows": "i32", "cols": "i32"}
+    missing = {f"{name}_ptr" for name in absent.split()}
+    pointers = [name for name in kernel.arg_names if name.endswith("_ptr") and name not in missing]
+    whole = dict.fromkeys(pointers, "*fp32") | dict.fromkeys(LIKE_X.intersection(pointers), dtype)
+    whole |= {name: "i32" for name in kernel.arg_names if name in ("rows", "cols")}
     tile = chosen["TILE"] // chosen["BLOCK"]
-    constants |= {**dict.fromkeys(f"{name}_ptr" for name in absent.split()), "ACC": tl.float32, "VEC": 1, "ROWS": tile,
-                  "BLOCK": chosen["BLOCK"], "STAGES": chosen["STAGES"]}  # fmt: skip
+    constants |= {**dict.fromkeys(missing), "ACC": tl.float32, "VEC": 1, "ROWS": tile, "BLOCK": chosen["BLOCK"], "STAGES": chosen["STAGES"]}
     count = module.warps(tile * chosen["BLOCK"], chosen["PER_THREAD"])
-    return compiled(kernel, signature, constants, num_warps=count, aligned=tuple(signature))
+    signature = whole | ({"eps": "fp32"} if "eps" in kernel.arg_names else {})
+    return compiled(kernel, signature, constants, num_warps=count, aligned=tuple(whole))
 
 
 USUAL = module.SPACE.index(module._USUAL)
+LIKE_X = {"g_ptr", "x_ptr", "r_ptr", "y_ptr", "dx_ptr", "dr_ptr"}
 
 
 @pytest.mark.parametrize("config,dtype", [(USUAL, "*fp32"), *((at, "*bf16") for at in range(len(module.SPACE)))])
 def test_streams(config: int, dtype: str) -> None:
     walks = (
-        (module._statistics, "x", "", {}),
-        (module._apply, "x y", "r", {"KIND": "relu"}),
-        (module._slopes, "g x", "r", {"KIND": "relu"}),
-        (module._apply_backward, "g x dx", "r dr", {"KIND": "relu"}),
+        (module._statistics, "r", {}),
+        (module._apply, "r", {"KIND": "relu"}),
+        (module._slopes, "r dr", {"KIND": "relu"}),
+        (module._apply_backward, "r dr", {"KIND": "relu"}),
     )
-    for kernel, tensors, absent, constants in walks:
-        code = code_of(kernel, tensors, absent, dtype, config, **constants)
+    for kernel, absent, constants in walks:
+        code = code_of(kernel, absent, dtype, config, **constants)
         assert code.spills == 0, kernel
         assert code.count(WIDE_LOAD) > 0
         assert kernel in (module._statistics, module._slopes) or code.count(WIDE_STORE) > 0
@@ -48,7 +53,22 @@ def test_streams(config: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("kind", module.ACTIVATIONS)
 def test_residual(kind: str) -> None:
-    kept = (module._apply_backward, "g x r dx dr", "", {"KIND": kind})
-    for kernel, tensors, absent, constants in ((module._apply, "x r y", "", {"KIND": kind}), kept):
-        code = code_of(kernel, tensors, absent, "*bf16", USUAL, **constants)
+    for kernel in (module._apply, module._apply_backward):
+        code = code_of(kernel, "", "*bf16", USUAL, KIND=kind)
         assert code.spills == 0 and code.count(WIDE_LOAD) > 0 and code.count(WIDE_STORE) > 0
+
+
+@pytest.mark.parametrize("absent", ["", "r w b dx dr dw db"])
+def test_joins(absent: str) -> None:
+    """What is launched between two walks, with the tensors of both; gradients of half weights are rounded on the way out."""
+    x = torch.zeros(64, 1024, dtype=torch.bfloat16)
+    for plan in (module._plan_forward(x, "relu").then, module._plan_backward(x, "relu", True).then):
+        assert plan is not None
+        names = [name for name in plan.kernel.arg_names if name.endswith("_ptr")]
+        missing = [name for name in names if name.removesuffix("_ptr") in absent.split()]
+        pointers = {name: "*fp32" if name in ("part_ptr", "sums_ptr", "stats_ptr") else "*bf16" for name in names if name not in missing}
+        numbers = {name: "fp32" if name == "eps" else "i32" for name in ("rows", "cols", "parts", "eps") if name in plan.kernel.arg_names}
+        constants = {**dict.fromkeys(missing), **plan.constants}
+        code = compiled(plan.kernel, {**pointers, **numbers}, constants, num_warps=constants.pop("num_warps"), aligned=(*pointers, "cols"))
+        assert code.spills == 0
+        assert (code.count(r"F2FP\.BF16") > 0) == ("dw_ptr" in pointers)

@@ -31,17 +31,20 @@ def small_tiles(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_plans", {})
 
 
-def planned_with(plan: Any, config: Any, op: str, *args: Any) -> Any:
+def planned_with(plan: Any, config: Any, op: str, *args: Any, **constants: Any) -> Any:
     """A plan made with this configuration, whatever others were made with before."""
     if op in tuning._forced:
-        return plan(op, *args)
+        return plan(op, *args, **constants)
     with forced(op, config):
-        return plan(op, *args)
+        return plan(op, *args, **constants)
 
 
 def test_tiles(device: str) -> None:
-    plan = module._walk("batch_norm", module._statistics, torch.zeros(3, 20, 5, 7, device=device))
-    assert device != "cpu" or (plan.grid == (2, 3) and plan.constants["ROWS"] == 16)  # 7 tiles of 105 rows
+    x = torch.zeros(3, 20, 5, 7, device=device)
+    for plan in (module._plan_forward(x, "none"), module._plan_backward(x, "none", True)):
+        last = plan.then.then
+        assert last.then is None and plan.grid == last.grid and plan.constants["ROWS"] == last.constants["ROWS"]
+        assert device != "cpu" or (plan.grid == (2, 3) and plan.constants["ROWS"] == 16)  # 7 tiles of 105 rows
 
 
 def plain(x: Any, w: Any, b: Any, r: Any = None, activation: str = "none") -> torch.Tensor:
@@ -156,6 +159,9 @@ def test_running_statistics(device: str, momentum: float) -> None:
     F.batch_norm(x.double(), *exact, training=True, momentum=momentum)
     for triple in zip(mine, theirs, exact, strict=True):
         check(*triple)
+    alone = torch.zeros(20, device=device)
+    batch_norm(x, alone, None, None, None, momentum)
+    assert torch.equal(alone, mine[0])
     half = [torch.zeros(20, device=device, dtype=torch.float16), torch.ones(20, device=device, dtype=torch.float16)]
     batch_norm(x.half(), *half, None, None, momentum)
     assert half[0].dtype == torch.float16 and torch.allclose(half[1].float(), theirs[1], atol=0.02)
