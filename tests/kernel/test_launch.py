@@ -101,6 +101,70 @@ def test_descriptors_of_other_blocks_or_dtypes_are_another_kind(kernel: Kernel) 
     assert ways(kernel) == ["long", "long", "long", "short"]
 
 
+class Launcher:
+    """Looks like Triton 3.6's: `launch` is the C function, or wrapped in what encodes descriptors."""
+
+    def __init__(self, tensordesc_meta: list[Any], tensordesc_indices: set[int], scratch: int = 0) -> None:
+        self.global_scratch_size, self.profile_scratch_size = scratch, 0
+        self.launch_cooperative_grid, self.launch_pdl = False, True
+        self.seen: list[tuple[Any, ...]] = []
+
+        def launcher(*values: Any) -> None:
+            self.seen.append(values)
+
+        def inner(*values: Any) -> None:
+            assert len(tensordesc_indices) == len(tensordesc_meta)
+            launcher("encoded anew", *values)
+
+        self.launch = inner if tensordesc_meta else SimpleNamespace(__call__=launcher).__call__
+
+    def __call__(self, *values: Any) -> None:
+        self.seen.append(("by Triton", *values))
+
+
+def started(launcher: Launcher, values: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    monkeypatch.setattr(jit, "_KNOWN_LAUNCHER", True)
+    ready = jit.Ready(SimpleNamespace(run=launcher, function="function", packed_metadata="meta"), (128,))
+    for _ in range(2):
+        ready((5, 2), 77, values)
+    return launcher.seen
+
+
+HEAD = (5, 2, 1, 77, "function")
+
+
+def test_a_known_launcher_is_called_without_its_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = started(Launcher([], set()), (1000, 35), monkeypatch)
+    assert seen == [(*HEAD, False, True, None, None, "meta", None, None, None, 1000, 35, 128)] * 2
+
+
+def test_a_kernel_with_scratch_memory_is_left_to_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (
+        started(Launcher([], set(), scratch=64), (1000, 35), monkeypatch)
+        == [("by Triton", *HEAD, "meta", None, None, None, 1000, 35, 128)] * 2
+    )
+
+
+def test_descriptors_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    from triton.backends.nvidia import driver
+
+    encoded: list[Any] = []
+
+    def encode(at: Any, how: Any) -> list[Any]:
+        encoded.append((at, how))
+        return [f"map {how}", 7]
+
+    monkeypatch.setattr(driver, "make_tensordesc_arg", encode)
+    one, other = Descriptor(torch.float16, 16, 64), Descriptor(torch.float16, 64, 16)
+    seen = started(Launcher(["a", "b"], {0, 1}), (one, other, 1000), monkeypatch)
+    assert encoded == [(one, "a"), (other, "b")]
+    assert [values[13:] for values in seen] == [("map a", 7, "map b", 7, 1000, 128)] * 2
+    started(Launcher(["b"], {0}), (one, 1000), monkeypatch)  # for another kernel, anew
+    assert encoded[2:] == [(one, "b")]
+    assert started(Launcher(["a"], {1}), (1000, one), monkeypatch)[0][0] == "encoded anew"
+
+
 @pytest.mark.parametrize("given, generation, prompt", [({}, 9, True), ({}, 10, True), ({}, 8, False), ({"PROMPT": False}, 9, False)])
 def test_a_kernel_that_knows_how_is_started_promptly(kernel: Kernel, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any],
                                                      generation: int, prompt: bool) -> None:  # fmt: skip

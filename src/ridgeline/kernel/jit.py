@@ -9,8 +9,9 @@ on machines without Triton. Kernels keep to what the interpreter gets right: ari
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from math import prod
@@ -43,6 +44,8 @@ except ImportError:
         tl = _Language()
 
 HAVE_TRITON = triton is not None
+_KNOWN_LAUNCHER = HAVE_TRITON and triton.__version__.startswith("3.6.")
+"""Its launcher's C function takes a kernel's arguments one by one, after the grid, the stream and what Ready.before has."""
 _recorder: list[tuple[Any, tuple[int, ...], Any]] | None = None
 
 
@@ -84,12 +87,9 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
         compiled = _launch_by_triton(kernel, grid, args, constants)
         tail = _tail(kernel, len(args), constants)
         if compiled is not None and tail is not None:
-            _ready[key] = (compiled.run, compiled.function, compiled.packed_metadata, tail)
+            _ready[key] = Ready(compiled, tail)
         return
-    run, function, metadata, tail = ready
-    stream = torch._C._cuda_getCurrentRawStream(key[1])
-    height, depth = (*grid, 1, 1)[1:3]
-    run(grid[0], height, depth, stream, function, metadata, None, None, None, *values, *tail)
+    ready(grid, torch._C._cuda_getCurrentRawStream(key[1]), values)
 
 
 def with_prompt(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
@@ -104,8 +104,48 @@ def with_prompt(kernel: Any, constants: dict[str, Any]) -> dict[str, Any]:
     return {**constants, "PROMPT": True, "launch_pdl": True} if able and constants.get("PROMPT", True) else constants
 
 
+class Ready:
+    """A compiled kernel and how it is started, without what Triton does in Python at every launch."""
+
+    __slots__ = ("before", "descriptors", "run", "tail")
+
+    def __init__(self, compiled: Any, tail: tuple[Any, ...]) -> None:
+        self.tail = tail
+        """Values of the parameters after those that are given."""
+        self.run = compiled.run
+        self.before: tuple[Any, ...] = (compiled.function, compiled.packed_metadata, None, None, None)
+        """What `run` takes between the stream and the kernel's arguments."""
+        self.descriptors: tuple[Any, ...] = ()
+        """How each tensor descriptor, the first arguments, is encoded: where it is us who do that."""
+        if _KNOWN_LAUNCHER and not (self.run.global_scratch_size or self.run.profile_scratch_size):
+            launcher = self.run
+            self.run = launcher.launch
+            self.before = (compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, None, None, *self.before[1:])
+            inside = inspect.getclosurevars(self.run).nonlocals if inspect.isfunction(self.run) else {}
+            if inside.get("tensordesc_indices") == set(range(len(inside.get("tensordesc_meta", ())))):
+                self.run, self.descriptors = inside["launcher"], tuple(inside["tensordesc_meta"])
+
+    def __call__(self, grid: tuple[int, ...], stream: int, values: Sequence[Any]) -> None:
+        if self.descriptors:
+            given = len(self.descriptors)
+            maps = [part for at, how in zip(values, self.descriptors, strict=False) for part in _encoded(at, how)]
+            values = (*maps, *values[given:])
+        self.run(*(*grid, 1, 1)[:3], stream, *self.before, *values, *self.tail)
+
+
+def _encoded(descriptor: Any, how: Any) -> Sequence[Any]:
+    """A tensor descriptor as the launcher takes it; kept with it, for encoding it takes microseconds."""
+    kept = descriptor.__dict__.get("_encoded")
+    if kept is None or kept[0] is not how:
+        from triton.backends.nvidia.driver import make_tensordesc_arg
+
+        kept = descriptor.__dict__["_encoded"] = (how, make_tensordesc_arg(descriptor, how))
+    encoded: Sequence[Any] = kept[1]
+    return encoded
+
+
 _prompt: dict[tuple[int, int], bool] = {}
-_ready: dict[tuple[Any, ...], tuple[Any, Any, Any, tuple[Any, ...]]] = {}
+_ready: dict[tuple[Any, ...], Ready] = {}
 _constexpr: dict[int, tuple[bool, ...]] = {}
 
 

@@ -37,8 +37,8 @@ class Plan:
     constants: dict[str, Any]
     then: Plan | None = None
     """What is launched right after, with the same tensors and numbers: their pointers are asked for once."""
-    ready: dict[Any, tuple[Any, Any, Any, tuple[Any, ...]]] = field(default_factory=dict)
-    """Device and dtypes of the tensors → the compiled kernel: how to run it, its function, metadata and last arguments."""
+    ready: dict[Any, jit.Ready] = field(default_factory=dict)
+    """Device and dtypes of the tensors → the compiled kernel."""
 
 
 def planned(plans: dict[Any, Plan], key: Any, make: Callable[..., Plan], *args: Any) -> Plan:
@@ -79,9 +79,7 @@ def start(plan: Plan, tensors: Sequence[torch.Tensor | None], numbers: tuple[flo
         if ready is None:
             _first(at, key, (*descriptors, *tensors, *at.sizes, *numbers))
         else:
-            run, function, metadata, tail = ready
-            args = (*descriptors, *pointers, *at.sizes, *numbers, *tail)
-            run(*(*at.grid, 1, 1)[:3], stream, function, metadata, None, None, None, *args)
+            ready(at.grid, stream, (*descriptors, *pointers, *at.sizes, *numbers))
         at = at.then
 
 

@@ -34,6 +34,7 @@ def code_of(
     }
     constants = {"bias_ptr": None, "residual_ptr": None, "BN": bn, "BW": wide, "GATED": gated, "EVEN": k * bits // 32 == wide,
                  "CACHED": False, "AHEAD": bool(chosen["ahead"]), "EARLY": early, "EMULATED": False,
+                 "WEIGHTS_FIRST": bool(chosen["first"]),
                  "PROMPT": early if prompt is None else prompt}  # fmt: skip
     if norm:
         signature["gain_ptr"] = "*bf16"
@@ -45,7 +46,7 @@ def code_of(
         constants["scale_ptr"] = None
     if bits == 4:
         signature |= {"groups": "i32"}
-        constants |= {"GROUP": 128, "DEEP": chosen["deep"]}
+        constants |= {"GROUP": 128}
     else:
         constants |= {"M": m, "BITS": bits, "WHOLE": True, "FP16": False, "HALF": bits == 8 and bool(chosen["half"])}
     kernel = gemv_nibbles_kernel if bits == 4 else gemv_kernel
@@ -124,17 +125,7 @@ def test_nothing_is_read_before_the_wait_where_weights_may_change(bits: int) -> 
 
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("k", [4096, 14336])
-def test_weights_are_asked_for_before_x(bits: int, k: int) -> None:
-    """Outside weights_are_still() too: x first, the products would begin a microsecond later."""
-    code, _ = code_of(bits, k, CANDIDATES[bits][2], gated=False, early=False, prompt=True)
+def test_weights_are_asked_for_before_x_where_that_is_chosen(bits: int, k: int) -> None:
+    code, _ = code_of(bits, k, {**CANDIDATES[bits][2], "first": 1}, gated=False, early=False, prompt=True)
     x = re.search(r"LDG\.E\.(64|128) ", code.text)
     assert code.spills == 0 and x and code.text.index("LDG.E.128.STRONG.GPU") < x.start()
-
-
-@pytest.mark.parametrize("early", [False, True])
-def test_tiles_ahead_are_asked_for_without_a_register(early: bool) -> None:
-    """Before the wait already, whether or not the weights are still."""
-    plain, deep = (code_of(4, 14336, {**CANDIDATES[4][2], "deep": tiles}, gated=False, early=early, prompt=True)[0] for tiles in (0, 3))
-    assert not plain.count("CCTL") and deep.count(r"CCTL\.E\.PF2") == (3 if early else 4)
-    assert deep.text.index("CCTL") < deep.text.index("ACQBULK") and deep.spills == 0
-    assert deep.count(r"LDG\.E\.128") == plain.count(r"LDG\.E\.128")
