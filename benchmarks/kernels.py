@@ -7,7 +7,8 @@ python benchmarks/kernels.py --wins                 also writes src/ridgeline/ke
                                                     ours beat eager torch and torch.compile; rows and lines of what is not measured stay
 python benchmarks/kernels.py --wins --measured FILE the same from rows of --sizes or --everything, for the machine they are of
 python benchmarks/kernels.py --steady               anchors that tensor cores limit, under load; results/kernel-steady-<machine>.json
---ops a,b,c and --dtypes x,y choose; --budget SECONDS starts no row after that; --out DIR puts every file there.
+--ops a,b,c and --dtypes x,y choose, rows of others stay, each with its commit; --budget SECONDS starts no row after that; --out DIR puts
+every file there.
 
 Rows are written after every op, so a run that is stopped loses little. In --wins an op whose rows were not all measured gets no
 lines, and is named at the end: go on with --ops.
@@ -109,20 +110,23 @@ class Files:
         self.table = (given.out or TABLES) / f"{slug}-wins.json"
 
     def write(self, rows: list[Row], whole: set[str]) -> Path:
-        """The rows; in --wins those of the ops in `whole`, all of whose rows were measured, beside the ones of before, and the table."""
+        """The rows, with --ops beside those of before; in --wins of the ops in `whole`, all of whose rows were measured, and the table."""
         folder = self.given.out or RESULTS
         if self.given.wins:
             rows = self.kept([trimmed(row, self.commit) for row in rows if row["op"] in whole], folder)
             lines = wins_table(rows)
             write_json(self.table, {name: lines[name] for name in sorted(lines) if any(at is not None for at in lines[name].values())})
+        else:
+            rows = [{"commit": self.commit, **row} for row in rows]
+            rows = self.kept(rows, folder) if self.given.ops or self.given.dtypes else rows
         return write_results("kernel", self.what, self.label, self.machine, rows, folder)
 
     def kept(self, rows: list[Row], folder: Path) -> list[Row]:
-        """All rows the table follows from: those of before, except of ops and dtypes that are measured now."""
-        name = f"kernel-wins-{self.label}.json"
+        """These and those of before, except of ops and dtypes that are measured now; each has the commit it was measured at."""
+        name = f"kernel-{self.what}-{self.label}.json"
         files = [json.loads(path.read_text()) for path in (folder / name, RESULTS / name) if path.is_file()]
         before: list[Row] = [{"commit": files[0]["commit"], **row} for row in files[0]["rows"]] if files else []
-        if self.given.no_compile:
+        if self.given.wins and self.given.no_compile:
             compiled = {place(row): row["compile"] for row in before}
             rows = [{**row, "compile": compiled.get(place(row))} for row in rows]
         now, chosen = {row["op"] for row in rows}, self.given.dtypes  # kinds an op no longer has go
@@ -139,10 +143,10 @@ def taken(given: argparse.Namespace) -> tuple[list[Row], list[str], Path]:
 
 
 def trimmed(row: Row, made_at: str) -> Row:
-    """What the table needs to know of a row, and the commit it was measured at."""
+    """What the table needs to know of a row, and the commit it was measured at: its own, or else this one."""
     times = {who: row[who] and {name: row[who][name] for name in ("gpu_ms", "host_us")} for who in ("ours", "eager", "compile")}
     names = ("op", "kind", "shape", "dtype", "backward", "elements")
-    return {"commit": made_at, **{name: row[name] for name in names}, **times}
+    return {"commit": row.get("commit", made_at), **{name: row[name] for name in names}, **times}
 
 
 def place(row: Row) -> tuple[Any, ...]:

@@ -349,6 +349,11 @@ def test_kernel_pages_equal_their_results() -> None:
     assert len(gelu) == 7 and all(row["vs_eager"] > 1 for row in gelu), "the page says one kernel is faster than two"
     assert {row["op"] for row in data["rows"]} >= {op for op, _, _ in EXCERPT} | {"attention"}
     assert all(row["vs_eager"] < 1 for row in data["rows"] if row["op"] == "flash_attention"), "the page says torch's attention is faster"
+    page = (ROOT / "docs" / "kernels.md").read_text()
+    nearest = [row["vs_best"] for row in results("kernel-anchors-h200-earlier")["rows"] if row["best"] == "flag_gems"]
+    assert "cross-entropy forward (ours {:.2f}x and {:.2f}x) and layer norm forward ({:.2f}x)".format(*nearest) in page
+    int4 = next(row for row in data["rows"] if row["op"] == "int4_linear" and row["shape"][1:] == [4096, 14336])
+    assert f"{int4['fraction']:.0%}".replace("%", " %") + " of the run's own read ceiling" in page
 
 
 def test_kernel_anchors_are_all_measured() -> None:

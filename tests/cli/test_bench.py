@@ -123,7 +123,15 @@ def test_the_script_writes_rows_and_wins(script: Any, tmp_path: Path, capsys: py
     assert set(json.loads(table.read_text())) <= {"tiny||float32"}  # the table follows from the rows, and none here is of another op
     assert "6 rows" in capsys.readouterr().out.splitlines()[-1]
     script("--sizes", "small", "--out", tmp_path)
-    assert len(json.loads((tmp_path / "kernel-rows-cpu.json").read_text())["rows"]) == 2
+    path = tmp_path / "kernel-rows-cpu.json"
+    rows = json.loads(path.read_text())
+    assert len(rows["rows"]) == 2
+    path.write_text(json.dumps({**rows, "rows": [{**rows["rows"][0], "op": "other", "commit": "before"}, *rows["rows"]]}))
+    script("--sizes", "small", "--out", tmp_path)  # --ops tiny: rows of other ops stay
+    assert [(row["op"], row["commit"] == "before") for row in json.loads(path.read_text())["rows"]] == [
+        ("other", True),
+        *[("tiny", False)] * 2,
+    ]
 
 
 def test_wins_from_rows_measured_before(script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +142,8 @@ def test_wins_from_rows_measured_before(script: Any, tmp_path: Path, capsys: pyt
         row["ours"] |= {"gpu_ms": 0.5, "host_us": 1.0}
         row["eager"] |= {"gpu_ms": 0.75, "host_us": 1.0}
     measured.write_text(json.dumps(found))
-    before = [{**found["rows"][0], "op": "other"}, {**found["rows"][0], "shape": [99, 99], "elements": 9801}]
+    first = {name: value for name, value in found["rows"][0].items() if name != "commit"}
+    before = [{**first, "op": "other"}, {**first, "shape": [99, 99], "elements": 9801}]
     wins = tmp_path / "kernel-wins-cpu.json"
     wins.write_text(json.dumps({"commit": "before", "rows": before}))
     script("--wins", "--measured", measured, "--out", tmp_path)
