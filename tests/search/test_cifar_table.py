@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -54,9 +55,37 @@ def test_page_has_every_run() -> None:
 
 def test_readme_has_the_seeds() -> None:
     some = [row for row in rows() if row["model"] == "searched" and row["recipe"] == "cifar10-long" and not row.get("summary")]
-    plain, mirrored = (" and ".join(f"{row[name]:.2%}" for row in some) for name in ("accuracy", "accuracy_mirrored"))
-    times = " and ".join(f"{row['total_s']:.0f}" for row in some)
+    plain, mirrored = (listed(f"{row[name]:.2%}" for row in some) for name in ("accuracy", "accuracy_mirrored"))
+    times = listed(f"{row['total_s']:.0f}" for row in some)
     assert f"| {plain} (with mirror images {mirrored}) in {times} s |" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def listed(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}"
+
+
+def test_page_has_the_hand_made_network() -> None:
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    made = next(row for row in rows() if row["model"] == "matched" and not row.get("summary"))
+    found = next(row for row in rows() if row.get("genotype") == made["genotype"] and row["model"] == "searched" and not row.get("summary"))
+    assert f"{made['latency_ms']:.3f} ms a pass beside {made['found_latency_ms']:.3f} ms" in page
+    assert f"reached {made['accuracy']:.2%} where the winner had {found['accuracy']:.2%}".replace("%", " %") in page
+    assert found["accuracy"] > made["accuracy"] and made["latency_ms"] >= made["found_latency_ms"]
+    assert (found["recipe_hash"], found["asked_seconds"], found["seed"]) == (made["recipe_hash"], made["asked_seconds"], made["seed"])
+
+
+def test_page_has_the_fronts() -> None:
+    page = " ".join(PAGE.read_text(encoding="utf-8").split())
+    both = json.loads((RESULTS.parent / "search-fronts-h200.json").read_text(encoding="utf-8"))["rows"]
+    (gpu, array), last = both[:2], both[2]
+    assert last["shared"] == 0 and "No network is on both fronts" in page
+    share = [row["hypervolume"] for row in (gpu, array)]
+    assert f"its own front has {share[0]['h200']:.3f} of the box of both and the other's {share[1]['h200']:.3f}" in page
+    assert f"its own has {share[1]['eyeriss']:.3f} and the H200's {share[0]['eyeriss']:.3f}" in page
+    beaten = [row["beaten"]["eyeriss"] for row in (gpu, array)]
+    assert f"{beaten[0]} of the H200's networks are beaten there, {beaten[1]} of Eyeriss's {len(array['front'])}" in page
+    assert {row["trials"] for row in (gpu, array)} == {40}
 
 
 def test_rows_add_up() -> None:
