@@ -117,8 +117,9 @@ class Ready:
         """What `run` takes between the stream and the kernel's arguments."""
         self.descriptors: tuple[Any, ...] = ()
         """How each tensor descriptor, the first arguments, is encoded: where it is us who do that."""
-        if _KNOWN_LAUNCHER and not (self.run.global_scratch_size or self.run.profile_scratch_size):
-            launcher = self.run
+        launcher = compiled.run
+        scratch = getattr(launcher, "global_scratch_size", True) or getattr(launcher, "profile_scratch_size", True)
+        if _KNOWN_LAUNCHER and not scratch:
             self.run = launcher.launch
             self.before = (compiled.function, launcher.launch_cooperative_grid, launcher.launch_pdl, None, None, *self.before[1:])
             inside = inspect.getclosurevars(self.run).nonlocals if inspect.isfunction(self.run) else {}
