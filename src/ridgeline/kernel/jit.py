@@ -112,12 +112,11 @@ class Ready:
     def __init__(self, compiled: Any, tail: tuple[Any, ...]) -> None:
         self.tail = tail
         """Values of the parameters after those that are given."""
-        self.run = compiled.run
+        self.run = launcher = compiled.run
         self.before: tuple[Any, ...] = (compiled.function, compiled.packed_metadata, None, None, None)
         """What `run` takes between the stream and the kernel's arguments."""
         self.descriptors: tuple[Any, ...] = ()
         """How each tensor descriptor, the first arguments, is encoded: where it is us who do that."""
-        launcher = compiled.run
         scratch = getattr(launcher, "global_scratch_size", True) or getattr(launcher, "profile_scratch_size", True)
         if _KNOWN_LAUNCHER and not scratch:
             self.run = launcher.launch

@@ -40,9 +40,9 @@ LIKE_X = {"g_ptr", "x_ptr", "r_ptr", "y_ptr", "dx_ptr", "dr_ptr"}
 def test_streams(config: int, dtype: str) -> None:
     walks = (
         (module._statistics, "r", {}),
-        (module._apply, "r", {"KIND": "relu", "JOIN": 0}),
+        (module._apply, "r", {"KIND": "relu"}),
         (module._slopes, "r dr", {"KIND": "relu"}),
-        (module._apply_backward, "r dr", {"KIND": "relu", "JOIN": 0}),
+        (module._apply_backward, "r dr", {"KIND": "relu"}),
     )
     for kernel, absent, constants in walks:
         code = code_of(kernel, absent, dtype, config, **constants)
@@ -54,14 +54,13 @@ def test_streams(config: int, dtype: str) -> None:
 @pytest.mark.parametrize("kind", module.ACTIVATIONS)
 def test_residual(kind: str) -> None:
     for kernel in (module._apply, module._apply_backward):
-        code = code_of(kernel, "", "*bf16", USUAL, KIND=kind, JOIN=16)
+        code = code_of(kernel, "", "*bf16", USUAL, KIND=kind)
         assert code.spills == 0 and code.count(WIDE_LOAD) > 0 and code.count(WIDE_STORE) > 0
 
 
 @pytest.mark.parametrize("absent", ["", "r w b dx dr dw db"])
-def test_joins(absent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joins(absent: str) -> None:
     """What is launched between two walks, with the tensors of both; gradients of half weights are rounded on the way out."""
-    monkeypatch.setattr(module, "FEW", 0)
     x = torch.zeros(64, 1024, dtype=torch.bfloat16)
     for plan in (module._plan_forward(x, "relu").then, module._plan_backward(x, "relu", True).then):
         assert plan is not None

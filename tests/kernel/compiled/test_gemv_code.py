@@ -34,7 +34,6 @@ def code_of(
     }
     constants = {"bias_ptr": None, "residual_ptr": None, "BN": bn, "BW": wide, "GATED": gated, "EVEN": k * bits // 32 == wide,
                  "CACHED": False, "AHEAD": bool(chosen["ahead"]), "EARLY": early, "EMULATED": False,
-                 "ASKED": bool(chosen["asked"]),
                  "PROMPT": early if prompt is None else prompt}  # fmt: skip
     if norm:
         signature["gain_ptr"] = "*bf16"
@@ -121,13 +120,3 @@ def test_nothing_is_read_before_the_wait_where_weights_may_change(bits: int) -> 
     code, _ = code_of(bits, 4096, CANDIDATES[bits][0], gated=False, early=False, norm=True, prompt=True)
     wait = code.text.find("ACQBULK")
     assert wait >= 0 and "LDG" not in code.text[:wait] and "LDG" in code.text[wait:]
-
-
-@pytest.mark.parametrize("bits", [16, 8, 4])
-def test_a_tile_on_its_way_to_the_cache_before_the_wait_takes_no_register(bits: int) -> None:
-    plain, code = (
-        code_of(bits, 14336, {**CANDIDATES[bits][2], "asked": asked}, gated=False, early=False, prompt=True)[0] for asked in (0, 1)
-    )
-    assert not plain.count("CCTL") and code.count(r"CCTL\.E\.PF2") and code.spills == plain.spills
-    assert code.text.index("CCTL") < code.text.index("ACQBULK") < code.text.index("LDG")
-    assert code.count(r"LDG\.E\.128") == plain.count(r"LDG\.E\.128")

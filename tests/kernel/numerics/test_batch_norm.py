@@ -24,13 +24,8 @@ SMALL = {"TILE": 256, "BLOCK": 16, "PER_THREAD": 8, "STAGES": 1, "WARPS": 3}
 
 
 @pytest.fixture(autouse=True)
-def small_tiles(device: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """What the interpreter can afford still has several programs, of several tiles each, the last one not full.
-
-    Cases with a residual are joined by a launch between the two others, as large ones are, the rest by the last one.
-    """
-    if getattr(request.node, "callspec", None) and request.node.callspec.params.get("residual"):
-        monkeypatch.setattr(module, "FEW", 0)
+def small_tiles(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the interpreter can afford still has several programs, of several tiles each, the last one not full."""
     if device == "cpu":
         monkeypatch.setattr(module, "_plan", partial(planned_with, module._plan, SMALL))
         monkeypatch.setattr(module, "_plans", {})
@@ -44,12 +39,10 @@ def planned_with(plan: Any, config: Any, op: str, *args: Any, **constants: Any) 
         return plan(op, *args, **constants)
 
 
-@pytest.mark.parametrize("residual", [False, True])
-def test_tiles(device: str, residual: bool) -> None:
+def test_tiles(device: str) -> None:
     x = torch.zeros(3, 20, 5, 7, device=device)
     for plan in (module._plan_forward(x, "none"), module._plan_backward(x, "none", True)):
-        last = plan.then.then if residual else plan.then
-        assert (last.constants["JOIN"] == 0) == residual
+        last = plan.then.then
         assert last.then is None and plan.grid == last.grid and plan.constants["ROWS"] == last.constants["ROWS"]
         assert device != "cpu" or (plan.grid == (2, 3) and plan.constants["ROWS"] == 16)  # 7 tiles of 105 rows
 
